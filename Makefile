@@ -1,0 +1,84 @@
+# Paths are relative throughout, so that a checkout in a folder with a space in its name works.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+
+# nbdev runs notebooks in this process, where a plot would open a window.
+TEST_NOTEBOOKS = MPLBACKEND=agg $(1)/nbdev_test --n_workers 2
+
+define CHECK_PYTHON
+@command -v "$(PYTHON)" >/dev/null || { \
+	echo 'gbattn needs Python 3.11, 3.12 or 3.13, and there is no "$(PYTHON)" here:' \
+		'install one, or name another with PYTHON=...' >&2; exit 1; }
+@"$(PYTHON)" tools/check_python.py
+endef
+
+.PHONY: help book test lab bench export lint newest clean distclean chromium
+
+help:
+	@echo 'gbattn: attention as regression, boosting inside a layer'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1#\2/p' Makefile | while IFS='#' read -r name what; do \
+		printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+book: $(READY) ## run every notebook and build the book into _build/html
+	@$(BIN)/python tools/build_book.py
+
+test: $(READY) chromium ## check everything: style, laws of the house, notebooks, book, library
+	$(BIN)/ruff check
+	$(BIN)/pytest -q tests/test_house.py
+	$(call TEST_NOTEBOOKS,$(BIN))
+	@$(BIN)/python tools/build_book.py
+	$(BIN)/pytest
+
+lab: $(READY) ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir=nbs
+
+bench: $(READY) ## measure least squares against NumPy and scikit-learn
+	$(BIN)/python benchmarks/least_squares.py
+
+# nbdev leaves the module of a notebook that is gone, hence rm.
+export: $(READY) ## write the library from the notebooks, and strip the notebooks of their outputs
+	rm -f gbattn/[!_]*.py
+	$(BIN)/nbdev_export
+	$(BIN)/nbdev_clean
+
+lint: $(READY) ## check the style of notebooks, tests and tools
+	$(BIN)/ruff check
+
+newest: ## run the notebooks and build the book with the newest releases, apart from .venv
+	$(CHECK_PYTHON)
+	"$(PYTHON)" -m venv .newest/venv
+	.newest/venv/bin/python -m pip install --quiet --upgrade -e '.[dev]' torch numpy scikit-learn matplotlib
+	@.newest/venv/bin/python --version
+	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib)=='
+	$(call TEST_NOTEBOOKS,.newest/venv/bin)
+	@.newest/venv/bin/python tools/build_book.py --folder .newest
+
+clean: ## remove the built book and the caches
+	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints
+	rm -rf gbattn/__pycache__ tests/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
+
+distclean: clean ## remove the environments as well: back to a fresh clone
+	rm -rf .venv .newest gbattn.egg-info
+
+# The stamp is written last: an interrupted installation starts again.
+$(READY): pyproject.toml constraints.txt
+	$(CHECK_PYTHON)
+	@echo 'Installing the tested set into .venv: this takes a few minutes, once.'
+	@rm -f $@
+	"$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Where it cannot be had, the browser tests say so: skipped on a reader's machine, failed in CI.
+chromium:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ]; then root=env; else root='sudo -n env'; fi; \
+	if command -v apt-get >/dev/null && $$root true 2>/dev/null; then \
+		echo 'Installing Chromium for the browser tests.'; \
+		$$root apt-get update -qq && \
+		$$root DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	fi || true; \
+	command -v chromium >/dev/null || \
+		echo 'Chromium is not here and could not be installed: the browser tests cannot run.'

@@ -1,0 +1,143 @@
+"""`make book` knows when to build, what to keep and what to say: tried in a folder with a space in its name."""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Stands for Jupyter Book: notes that it was called and whether it found a cache, and fails where the page says so.
+JUPYTER_BOOK = """
+import sys
+from pathlib import Path
+
+build = Path("_build")
+with open("calls", "a") as calls:
+    print("cached" if (build / ".jupyter_cache/one").exists() else "anew", file=calls)
+(build / ".jupyter_cache").mkdir(parents=True, exist_ok=True)
+(build / ".jupyter_cache" / "one").touch()
+(build / "html" / "reports").mkdir(parents=True, exist_ok=True)
+(build / "html" / "index.html").touch()
+if "wrong" in Path("nbs/index.md").read_text():
+    (build / "html" / "reports" / "index.err.log").write_text("stack\\nerrors.CellExecutionError: 1 / 0")
+    sys.exit(1)
+"""
+
+
+class Checkout:
+    """A checkout with an environment in which only Jupyter Book is there, and is not real."""
+
+    def __init__(self, root):
+        self.root = root
+        shutil.copy(ROOT / "Makefile", root)
+        shutil.copytree(ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "constraints.txt", "_config.yml", "gbattn/first.py", "nbs/index.md"):
+            self.write(name, "")
+        venv.create(root / ".venv", symlinks=True)
+        self.program(".venv/bin/jupyter-book", JUPYTER_BOOK)
+        self.write(".venv/.installed", "")
+
+    def write(self, name, text):
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def program(self, name, text):
+        """Write a Python program; a shell starts it because `#!` cannot name a path with a space."""
+        self.write(f"{name}.py", text)
+        self.write(name, f'#!/bin/sh\nexec "{sys.executable}" "{self.root / name}.py" "$@"\n')
+        (self.root / name).chmod(0o755)
+
+    def make(self, *arguments):
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "PYTHON"}
+        return subprocess.run(["make", *arguments], cwd=self.root, env=clean, capture_output=True, text=True)
+
+    def book(self):
+        """Make the book; return how Jupyter Book was called, if it was."""
+        calls = self.root / "calls"
+        calls.unlink(missing_ok=True)
+        result = self.make("book")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert result.stdout.splitlines()[-1] == f"Open {(self.root / '_build/html/index.html').as_uri()}"
+        return calls.read_text().split() if calls.exists() else []
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    root = tmp_path / "a folder"
+    root.mkdir()
+    return Checkout(root)
+
+
+def test_it_builds_when_something_changed(checkout):
+    assert checkout.book() == ["anew"]
+    assert checkout.book() == []
+
+    checkout.write("nbs/index.md", "A page changed.")
+    assert checkout.book() == ["cached"]
+    checkout.write("gbattn/first.py", "changed = True")
+    assert checkout.book() == ["anew"]
+    checkout.write("results/record.json", "{}")
+    assert checkout.book() == ["anew"]
+    (checkout.root / "results/record.json").unlink()
+    assert checkout.book() == ["anew"]
+    shutil.rmtree(checkout.root / "_build" / "html")
+    assert checkout.book() == ["cached"]
+
+
+def test_an_export_that_changes_nothing_builds_nothing(checkout):
+    checkout.write("gbattn/first.py", "x = 1")
+    checkout.book()
+    checkout.write("gbattn/first.py", "x = 1")
+    assert checkout.book() == []
+
+
+def test_a_page_that_is_gone_is_gone_from_the_book(checkout):
+    checkout.book()
+    checkout.write("_build/html/old.html", "")
+    checkout.write("nbs/index.md", "changed")
+    checkout.book()
+    assert not (checkout.root / "_build/html/old.html").exists()
+
+
+def test_a_book_that_failed_fails_until_it_is_mended(checkout):
+    checkout.write("nbs/index.md", "wrong")
+    for _ in range(2):
+        result = checkout.make("book")
+        assert result.returncode != 0
+        assert "index: 1 / 0" in result.stdout
+        assert "The book was not built" in result.stderr
+        assert "Open file:" not in result.stdout
+    checkout.write("nbs/index.md", "mended")
+    assert checkout.book() == ["cached"]
+
+
+@pytest.mark.parametrize(
+    "what, sentence",
+    [
+        (None, 'there is no "./python" here'),
+        ("sys.version_info = (3, 10, 0)", "is Python 3.10"),
+        ("sys.modules['ensurepip'] = None", "-venv`"),
+    ],
+    ids=["missing", "too old", "without venv"],
+)
+def test_a_python_that_will_not_do_is_refused_in_a_sentence(checkout, what, sentence):
+    (checkout.root / ".venv/.installed").unlink()
+    if what:
+        checkout.program("python", f"import sys\n{what}\nexec(open(sys.argv[1]).read())")
+    result = checkout.make("book", "PYTHON=./python")
+    assert result.returncode != 0
+    assert not (checkout.root / ".venv/.installed").exists()
+    said = [line for line in result.stderr.splitlines() if not line.startswith("make")]
+    assert len(said) == 1 and sentence in said[0], result.stderr
+
+
+def test_help_is_the_default(checkout):
+    result = checkout.make()
+    assert result.returncode == 0
+    for name in ("book", "test", "lab", "bench", "clean", "lint", "export"):
+        assert f"  make {name} " in result.stdout

@@ -1,0 +1,162 @@
+"""What a user installs is what the repository says, and all its files say the same."""
+
+import configparser
+import email
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = configparser.ConfigParser()
+SETTINGS.read(ROOT / "settings.ini")
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+REPOSITORY = PROJECT["urls"]["Repository"]
+NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def named(path):
+    return path.name
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy because setuptools leaves folders behind."""
+    folder = tmp_path_factory.mktemp("a folder")
+    copy = folder / "gbattn"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "_build", "build", "*.egg-info", "__pycache__"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, copy]
+    result = subprocess.run(pip, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (file,) = folder.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def metadata(wheel, name):
+    (path,) = (n for n in wheel.namelist() if n.endswith(f".dist-info/{name}"))
+    return wheel.read(path).decode()
+
+
+def test_the_wheel_holds_the_library_and_nothing_else(wheel):
+    library = {f"gbattn/{path.name}" for path in (ROOT / "gbattn").glob("*.py")} | {"gbattn/py.typed"}
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == library, f"missing: {sorted(library - held)}; not the library: {sorted(held - library)}"
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    about = email.message_from_string(metadata(wheel, "METADATA"))
+    assert about["Name"] == "gbattn"
+    assert about["Version"] == SETTINGS["DEFAULT"]["version"]
+    assert about["Requires-Python"] == ">=3.11"
+    assert about["License-Expression"] == "Apache-2.0"
+    assert set(about.get_all("Provides-Extra")) == {"data", "train", "book", "dev"}
+    always = {Requirement(r).name for r in about.get_all("Requires-Dist") if "extra ==" not in r}
+    assert always == {"torch", "numpy", "scikit-learn"}
+    entry_points = configparser.ConfigParser(delimiters="=")
+    entry_points.read_string(metadata(wheel, "entry_points.txt"))
+    assert entry_points["nbdev"]["gbattn"] == "gbattn._modidx:d"
+
+
+def test_import_gbattn_loads_torch_and_numpy_only():
+    program = """
+import sys, numpy, torch
+before = set(sys.modules)
+import gbattn
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+known = {"gbattn", "torch", "numpy", *sys.stdlib_module_names}
+print(*sorted(name for name in loaded - known if not name.startswith("_")))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not result.stdout.split(), (
+        f"`import gbattn` also loads {result.stdout.strip()}: import it in the function that needs it, "
+        "or leave the module that needs it out of gbattn/__init__.py."
+    )
+
+
+def test_one_version():
+    import gbattn
+
+    said = {
+        "settings.ini": SETTINGS["DEFAULT"]["version"],
+        "CITATION.cff": str(CITATION["version"]),
+        "gbattn/__init__.py": gbattn.__version__,
+    }
+    assert len(set(said.values())) == 1, f"the files name different versions: {said}"
+
+
+def test_the_changelog_knows_the_version():
+    version = SETTINGS["DEFAULT"]["version"]
+    assert re.search(rf"^## \[?{re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M), (
+        f"CHANGELOG.md has no section for version {version}"
+    )
+
+
+def test_one_licence():
+    assert PROJECT["license"] == CITATION["license"] == "Apache-2.0"
+    assert (ROOT / "LICENSE").read_text().split()[:2] == ["Apache", "License"]
+
+
+def test_one_repository():
+    book = yaml.safe_load((ROOT / "_config.yml").read_text())
+    said = {
+        "settings.ini": SETTINGS["DEFAULT"]["git_url"],
+        "CITATION.cff": CITATION["repository-code"],
+        "_config.yml": book["repository"]["url"],
+    }
+    wrong = {file: url for file, url in said.items() if url != REPOSITORY}
+    assert not wrong, f"pyproject.toml says that the repository is {REPOSITORY}, but: {wrong}"
+
+
+@pytest.mark.parametrize("file", [ROOT / "README.md", *NOTEBOOKS], ids=named)
+def test_readers_are_sent_to_the_repository(file):
+    if file.suffix == ".ipynb":
+        cells = json.loads(file.read_text())["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    else:
+        text = file.read_text()
+    sent_to = set(re.findall(r"https://github\.com/[\w.-]+/gbattn\b", text))
+    assert sent_to == {REPOSITORY}, f"{file.name} names {sorted(sent_to)}, and the repository is {REPOSITORY}"
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=named)
+def test_a_workflow_calls_commands_that_exist(file):
+    workflow = yaml.safe_load(file.read_text())
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    called = {target for step in steps for target in re.findall(r"\bmake ([a-z]+)", step.get("run", ""))}
+    assert called, f"{file.name} calls no make command"
+    unknown = sorted(called - targets)
+    assert not unknown, f"{file.name} calls `make {' '.join(unknown)}`, which the Makefile does not have"
+
+
+def test_workflows_ask_for_no_more_than_reading():
+    for file in WORKFLOWS:
+        assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}, file.name
+
+
+def test_every_dependency_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    loose = [str(pin) for pin in pins if not re.fullmatch(r"==[^*+,]+", str(pin.specifier))]
+    assert not loose, f"constraints.txt must name one public version each: {loose}"
+
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    wanted = [*PROJECT["dependencies"], *(r for extra in PROJECT["optional-dependencies"].values() for r in extra)]
+    for need in map(Requirement, wanted):
+        name = canonicalize_name(need.name)
+        if name == "gbattn":
+            continue
+        assert name in versions, f"constraints.txt does not pin {name}, which pyproject.toml asks for"
+        assert need.specifier.contains(versions[name]), f"constraints.txt pins {name} outside `{need}`"
