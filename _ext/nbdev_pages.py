@@ -1,0 +1,199 @@
+"""Turn nbdev notebooks into clean book pages.
+
+A notebook of this book speaks to nbdev in comment lines at the head of its
+code cells (``#| export``, ``#| label: fig-hat-matrix``).  A reader should not
+see them, so this Sphinx extension reads them when the page is read, takes them
+out, and says the same in myst-nb's own words, the metadata of the cell.  The
+file on disk, and so the download link, stays the notebook as it was written.
+
+=========================  ==================================================
+in the notebook            on the page
+=========================  ==================================================
+``hide``, ``default_exp``  the cell runs unseen (with ``eval: false``: is gone)
+``eval: false``            shown, not run; so is a test flag of settings.ini
+``echo: false``            output only
+``output: false``          code only
+``code-fold: true``        the code is folded
+``export`` and kin         the badge "in the library" (see _static/book.css), and
+                           docstrings down to their summary: the rest is on the
+                           library page
+``label``, ``fig-cap``     a numbered figure; the caption may hold MyST
+``fig-alt``                what a screen reader says
+=========================  ==================================================
+
+Whatever is not in this table is a warning, and the book is built with warnings
+as errors.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from configparser import ConfigParser
+from pathlib import Path
+
+from sphinx.util import logging
+
+log = logging.getLogger(__name__)
+
+DIRECTIVE = re.compile(r"\s*#\s*\|\s*(?P<name>[\w-]+)\s*:?\s*(?P<value>.*?)\s*$")
+
+# name -> the tag that the bare word sets
+MARKS = {
+    "hide": "remove-cell",
+    "default_exp": "remove-cell",
+    "export": "export",
+    "exporti": "export",
+    "exports": "export",
+}
+# name -> (the value that acts, the tag it sets)
+SWITCHES = {
+    "eval": ("false", "skip-execution"),
+    "echo": ("false", "remove-input"),
+    "output": ("false", "remove-output"),
+    "code-fold": ("true", "hide-input"),
+}
+FIGURE = ("label", "fig-cap", "fig-alt")
+
+
+def unquote(value: str) -> str:
+    r"""The text inside YAML quotes, taken as it stands.
+
+    The value is never parsed as YAML: a double-quoted ``\tau`` would become a
+    tab and "au", and an unquoted caption could hold no colon.
+    """
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1].replace("''", "'") if value[0] == "'" else value[1:-1]
+    return value
+
+
+def split_cell(source: str) -> tuple[dict[str, str], str]:
+    """The directives at the head of a code cell, and the code below them."""
+    lines = source.splitlines(keepends=True)
+    directives = {}
+    for i, line in enumerate(lines):
+        if found := DIRECTIVE.match(line):
+            directives[found["name"]] = unquote(found["value"])
+        elif line.strip():
+            return directives, "".join(lines[i:])
+    return directives, ""
+
+
+def tags_of(directives: dict[str, str], flags=()) -> list[str]:
+    """The myst-nb tags that say what the directives said."""
+    marks = {**MARKS, **dict.fromkeys(flags, "skip-execution")}
+    tags = [marks[name] for name in directives if name in marks]
+    tags += [tag for name, (acts, tag) in SWITCHES.items() if directives.get(name) == acts]
+    return list(dict.fromkeys(tags))
+
+
+def figure_of(directives: dict[str, str]) -> dict:
+    """The myst-nb metadata of a figure: its name and caption, the image's alt text."""
+    figure = {"name": directives.get("label"), "caption": directives.get("fig-cap")}
+    figure = {key: value for key, value in figure.items() if value}
+    alt = directives.get("fig-alt")
+    return ({"figure": figure} if figure else {}) | ({"image": {"alt": alt}} if alt else {})
+
+
+def complaints(directives: dict[str, str], flags=()) -> list[str]:
+    """What is wrong with the directives of one cell, and what to do about it."""
+    known = {*MARKS, *SWITCHES, *FIGURE, *flags}
+    found = [
+        f"'#| {name}' is no directive of this book; correct the spelling, or teach it to _ext/nbdev_pages.py"
+        for name in directives
+        if name not in known
+    ]
+    found += [
+        f"'#| {name}: {directives[name]}' is neither true nor false; write one of the two"
+        for name in SWITCHES
+        if directives.get(name, "true") not in ("true", "false")
+    ]
+    label = directives.get("label")
+    if label is not None and not label.startswith("fig-"):
+        found.append(f"the label '{label}' should begin with 'fig-', so that {{numref}} reads well")
+    if label is not None:
+        found += [
+            f"the figure '{label}' has no '#| {name}: …'; {why}"
+            for name, why in (
+                ("fig-cap", "write its caption on one line"),
+                ("fig-alt", "say in a sentence what a reader who cannot see it should know"),
+            )
+            if not directives.get(name)
+        ]
+    elif "fig-cap" in directives:
+        found.append("a caption without '#| label: fig-…' cannot be referred to; add the label")
+    return found
+
+
+def with_short_docstrings(code: str) -> str:
+    """The code with each docstring cut to its first paragraph, so that a reader sees the code."""
+    lines = code.splitlines()
+    documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, documented) and ast.get_docstring(node)]
+    for node in sorted(nodes, key=lambda node: -node.lineno):  # from below, so that line numbers stay true
+        docstring = node.body[0]
+        first, last = docstring.lineno - 1, docstring.end_lineno
+        summary = next((i for i in range(first, last) if not lines[i].strip()), None)
+        if summary is not None:
+            lines[first:last] = [*lines[first : summary - 1], lines[summary - 1] + '"""']
+    return "\n".join(lines)
+
+
+def page_cell(cell: dict, flags=()) -> tuple[dict | None, list[str]]:
+    """A cell as the page wants it (None: not at all), and complaints about it."""
+    source = "".join(cell["source"])  # a notebook may store a list of lines
+    if cell["cell_type"] != "code":
+        return cell, []
+    directives, code = split_cell(source)
+    tags = tags_of(directives, flags)
+    trouble = complaints(directives, flags)
+    if not code.strip() or {"remove-cell", "skip-execution"} <= set(tags):
+        return None, trouble
+    if "export" in tags:
+        code = with_short_docstrings(code)
+    metadata = dict(cell.get("metadata", {}))
+    metadata["tags"] = list(dict.fromkeys([*metadata.get("tags", []), *tags]))
+    if figure := figure_of(directives):
+        metadata["mystnb"] = {**metadata.get("mystnb", {}), **figure}
+    return {**cell, "source": code, "metadata": metadata}, trouble
+
+
+def page_of(notebook: dict, flags=()) -> tuple[dict, list[str]]:
+    """The notebook as the page wants it, and complaints that name the cell."""
+    cells, trouble = [], []
+    for number, cell in enumerate(notebook["cells"], start=1):
+        shown, wrong = page_cell(cell, flags)
+        first_line = next(iter("".join(cell["source"]).strip().splitlines()), "")
+        trouble += [f"cell {number} ({first_line[:40]}): {what}" for what in wrong]
+        cells += [shown] if shown else []
+    return {**notebook, "cells": cells}, trouble
+
+
+def test_flags(root: Path) -> list[str]:
+    """The flags of slow tests that settings.ini names: such a cell is shown, not run."""
+    settings = ConfigParser(delimiters=["="], interpolation=None)
+    settings.read(root / "settings.ini")
+    return settings.get("DEFAULT", "tst_flags", fallback="").replace("|", " ").split()
+
+
+def read_notebook(app, docname: str, source: list[str]) -> None:
+    """Sphinx is about to parse a page: hand it the notebook without nbdev's words."""
+    path = Path(app.env.doc2path(docname))
+    if path.suffix != ".ipynb":
+        return
+    notebook, trouble = page_of(json.loads(source[0]), test_flags(Path(app.srcdir)))
+    for what in trouble:
+        log.warning("%s, %s", path.relative_to(app.srcdir), what, location=docname, type="nbdev")
+    # The cache of executed notebooks compares code and kernel, not tags.  A cell that may
+    # no longer run is told to it as another kernel, or the page would keep its old output.
+    kernel = notebook["metadata"].setdefault("kernelspec", {"name": "python3", "display_name": "Python 3"})
+    kernel["skipped"] = [
+        i for i, cell in enumerate(notebook["cells"]) if "skip-execution" in cell["metadata"].get("tags", [])
+    ]
+    source[0] = json.dumps(notebook)
+
+
+def setup(app):
+    app.connect("source-read", read_notebook)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

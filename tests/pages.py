@@ -1,0 +1,243 @@
+"""The laws of the built pages.
+
+A law takes the folder of the site and returns the sentences of what breaks it.
+"""
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+
+SITE = Path(__file__).parents[1] / "_build" / "html"
+REPOSITORY = "https://github.com/gbattn/gbattn"
+WORDS = 6
+# Written by Sphinx, not by an author.
+MACHINE_MADE = ("genindex", "py-modindex", "prf-prf", "prf-modindex", "search")
+
+
+def skip_or_fail(reason):
+    """What a test cannot look at is skipped, with the reason; never where the project is judged."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(f"{reason} (In CI this test is never skipped.)")
+    pytest.skip(reason)
+
+
+def built_site():
+    if not (SITE / "index.html").exists():
+        skip_or_fail("The book is not built: run 'make book' first.")
+    return SITE
+
+
+def page_files(site):
+    """The pages: every HTML file but those that only point to another."""
+    files = (p for p in sorted(site.rglob("*.html")) if "_static" not in p.parts and "_sources" not in p.parts)
+    return {p.relative_to(site).as_posix(): p for p in files if not soup(p).find("meta", {"http-equiv": "Refresh"})}
+
+
+@cache
+def parsed(path, stamp):
+    return BeautifulSoup(path.read_text(), "html.parser")
+
+
+def soup(path):
+    return parsed(path, path.stat().st_mtime_ns)
+
+
+def authored(site):
+    return {name: path for name, path in page_files(site).items() if Path(name).stem not in MACHINE_MADE}
+
+
+def article(page):
+    return page.find("article") or page
+
+
+# ---- The laws ----
+
+
+def pages_have_titles(site):
+    return [
+        f"{name} has no {what}: a page begins with one '# Title'."
+        for name, path in authored(site).items()
+        for what, found in (
+            ("<title>", (soup(path).title or "") and soup(path).title.get_text(strip=True)),
+            ("<h1>", article(soup(path)).find("h1")),
+        )
+        if not found
+    ]
+
+
+DIRECTIVE = re.compile(r"^\s*#\s*\|.*$", re.M)
+
+
+def no_directive_shows(site):
+    return [
+        f"{name} shows the nbdev directive '{found[0].strip()}': it belongs at the very top of its cell, "
+        "above any comment, where _ext/nbdev_pages.py takes it out."
+        for name, path in authored(site).items()
+        for found in DIRECTIVE.finditer(article(soup(path)).get_text())
+    ]
+
+
+def alt_of(image):
+    """The text alternative of an image or of a drawing in the page."""
+    return image.get("alt" if image.name == "img" else "aria-label", "")
+
+
+def is_file_name(alt, image):
+    name = Path(urlsplit(image.get("src", "")).path).name
+    return bool(name and name in alt) or bool(re.search(r"\.(svg|png|jpe?g|gif)$", alt.strip()))
+
+
+def images_speak(site):
+    found = []
+    for name, path in authored(site).items():
+        page = soup(path)
+        inside = set(map(id, article(page).find_all(["img", "svg"])))
+        for image in page.find_all(["img", "svg"]):
+            hidden = image.get("aria-hidden") == "true" or image.find_parent(attrs={"aria-hidden": "true"})
+            if hidden or (image.name == "svg" and image.find_parent("svg")):
+                continue
+            alt, what = alt_of(image), image.get("src") or f"<{image.name}>"
+            if not alt.strip() or is_file_name(alt, image):
+                found.append(f"{name}: the image {what} has no alt text; say what it shows.")
+            elif id(image) in inside and len(alt.split()) < WORDS:
+                found.append(f"{name}: the alt text '{alt}' is too short; say in a sentence what {what} shows.")
+            elif image.name == "svg" and image.get("role") != "img":
+                found.append(f"{name}: an <svg> with an aria-label also needs role='img', or it is not read out.")
+    return found
+
+
+LOADERS = {
+    "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
+    "embed": "src", "input": "src", "object": "data", "link": "href", "image": "href", "use": "href",
+}  # fmt: skip
+LINKS_THAT_LOAD_NOTHING = {"canonical", "next", "prev", "index", "search", "author", "license", "alternate"}
+CSS_LOADS = re.compile(r"""@import\s*(?:url\()?["']?([^"')\s;]+)|url\(\s*["']?([^"')]+)""")
+
+
+def loads_of(page):
+    """Every address that a page loads by itself."""
+    for tag in page.find_all(list(LOADERS)):
+        if tag.name == "link" and set(tag.get("rel", [])) <= LINKS_THAT_LOAD_NOTHING:
+            continue
+        yield from filter(None, [tag.get(LOADERS[tag.name]), tag.get("xlink:href"), tag.get("poster")])
+        yield from (part.split()[0] for part in tag.get("srcset", "").split(",") if part.strip())
+    for style in [*page.find_all("style"), *page.find_all(style=True)]:
+        yield from css_loads(style.get("style") or style.get_text())
+
+
+def css_loads(text):
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    return [a or b for a, b in CSS_LOADS.findall(text)]
+
+
+def is_remote(address):
+    return bool(re.match(r"(https?|wss?|ftp):|//", address.strip(), re.I))
+
+
+def local_target(base, address):
+    """The file that a relative address names, seen from the file `base`."""
+    return (base.parent / unquote(urlsplit(address).path)).resolve() if urlsplit(address).path else base
+
+
+def nothing_is_loaded_from_the_network(site):
+    found, sheets = [], set()
+    for name, path in page_files(site).items():
+        for address in loads_of(soup(path)):
+            if is_remote(address):
+                found.append(f"{name} loads {address}: a page reads with no network, so serve it from the site.")
+            elif address.startswith("data:"):
+                continue
+            elif not local_target(path, address).exists():
+                found.append(f"{name} loads {address}, which is not there.")
+            elif urlsplit(address).path.endswith(".css"):
+                sheets.add(local_target(path, address))
+    for sheet in sorted(sheets):
+        found += [
+            f"{sheet.name} loads {address}: a page reads with no network, so serve it from the site."
+            for address in css_loads(sheet.read_text())
+            if is_remote(address)
+        ]
+    return found
+
+
+def links_of(page):
+    return [a["href"] for a in page.find_all("a", href=True)]
+
+
+def anchors(path):
+    return {tag.get("id") for tag in soup(path).find_all(id=True)} | {
+        tag.get("name") for tag in soup(path).find_all("a", attrs={"name": True})
+    }
+
+
+def links_lead_somewhere(site):
+    found = []
+    for name, path in page_files(site).items():
+        for href in links_of(soup(path)):
+            if is_remote(href) or href.startswith(("mailto:", "javascript:", "data:")) or href in ("", "#"):
+                continue
+            target, fragment = local_target(path, href), unquote(urlsplit(href).fragment)
+            if target.is_dir():
+                target = target / "index.html"
+            if not target.exists():
+                found.append(f"{name} links to {href}, and there is no such file.")
+            elif fragment and target.suffix == ".html" and fragment not in anchors(target):
+                found.append(f"{name} links to {href}: that page has no place called '{fragment}'.")
+    return found
+
+
+def pages_link_home(site):
+    """Repository and issues on every page; on a notebook's page, Colab with that notebook."""
+    found = []
+    for name, path in authored(site).items():
+        links = links_of(soup(path))
+        if not any(href.rstrip("/") == REPOSITORY for href in links):
+            found.append(f"{name} has no link to the repository; see html and repository in _config.yml.")
+        if not any(href.startswith(f"{REPOSITORY}/issues") for href in links):
+            found.append(f"{name} has no link to open an issue; see html in _config.yml.")
+        notebook = Path(name).with_suffix(".ipynb").as_posix()
+        if (site / "_sources" / notebook).exists():
+            colab = f"https://colab.research.google.com/github/gbattn/gbattn/blob/main/{notebook}"
+            if colab not in links:
+                found.append(f"{name} has no button that opens {notebook} in Colab; see launch_buttons in _config.yml.")
+    return found
+
+
+def the_book_can_be_searched(site):
+    """A search page, and an index that knows every page."""
+    index = site / "searchindex.js"
+    if not (site / "search.html").exists() or not index.exists():
+        return ["the site has no search page or no search index; a theme option has turned it off."]
+    known = index.read_text()
+    return [
+        f"the search does not know {name}: it is not in searchindex.js."
+        for name in authored(site)
+        if f'"{name.removesuffix(".html")}"' not in known
+    ]
+
+
+def downloads_are_the_notebooks_themselves(site):
+    """The reader downloads what was written, directives and all; not what the page was made of."""
+    source = Path(__file__).parents[1] if site == SITE else site
+    return [
+        f"the download of {path.stem} is not the notebook in nbs/: it must be handed out untouched."
+        for path in sorted((site / "_sources").rglob("*.ipynb"))
+        if (source / "nbs" / path.name).exists() and path.read_bytes() != (source / "nbs" / path.name).read_bytes()
+    ]
+
+
+LAWS = [
+    pages_have_titles,
+    no_directive_shows,
+    images_speak,
+    nothing_is_loaded_from_the_network,
+    links_lead_somewhere,
+    pages_link_home,
+    the_book_can_be_searched,
+    downloads_are_the_notebooks_themselves,
+]

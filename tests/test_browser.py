@@ -1,0 +1,199 @@
+"""The book in a browser, from a disk, with no network: on a desk, on a phone, by day and by night."""
+
+import shutil
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+import pages
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+PHONE = {"width": 390, "height": 844}
+VIEWS = {
+    "on a desk": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    "on a phone": {"viewport": PHONE, "color_scheme": "light"},
+    "on a phone in dark mode": {"viewport": PHONE, "color_scheme": "dark"},
+}
+
+SETTLE = "async () => { await window.MathJax?.startup?.promise }"
+LOOK = """() => ({
+    equations: [...document.querySelectorAll('mjx-merror, [data-mjx-error]')].map(
+        e => e.closest('[data-mjx-error]')?.dataset.mjxError || e.textContent),
+    untypeset: [...document.querySelectorAll('.math')].filter(
+        e => /\\\\[([]/.test(e.textContent) && !e.querySelector('mjx-container')).map(e => e.textContent.trim()),
+    width: document.documentElement.scrollWidth,
+    room: document.documentElement.clientWidth,
+    widest: [...document.querySelectorAll('body *')]
+        .map(e => [e.getBoundingClientRect().right, e.tagName.toLowerCase() + '.' + e.className])
+        .sort((a, b) => b[0] - a[0])[0]?.[1],
+    dark: document.documentElement.dataset.theme === 'dark',
+})"""
+
+
+class Visit(NamedTuple):
+    """What was seen of one page in one view."""
+
+    page: str
+    view: str
+    seen: dict
+    requests: list[str]  # those that would have left the machine
+    errors: list[str]  # raised by the page's own scripts
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pages.skip_or_fail(f"None of {', '.join(NAMES)} is installed: on Debian, apt-get install chromium.")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def tab(browser, **view):
+    """A page with no network, and the lists of what it asked for and of what went wrong in it."""
+    context = browser.new_context(offline=True, **view)
+    page, requests, errors = context.new_page(), [], []
+    context.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else requests.append(r.url))
+    page.on("pageerror", lambda error: errors.append(error.message))
+    try:
+        yield page, requests, errors
+    finally:
+        context.close()
+
+
+def visits_of(browser, site):
+    """Every page in every view."""
+    found = []
+    for view, options in VIEWS.items():
+        with tab(browser, **options) as (page, requests, errors):
+            for name, path in pages.page_files(site).items():
+                del requests[:], errors[:]
+                page.goto(path.as_uri())
+                page.evaluate(SETTLE)
+                found.append(Visit(name, view, page.evaluate(LOOK), list(requests), list(errors)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def visits(browser):
+    return visits_of(browser, pages.built_site())
+
+
+# ---- The laws: each takes what was seen and returns the sentences of what is wrong ----
+
+
+def equations_render(visits):
+    broken = [
+        f"{v.page}: an equation renders as an error, '{error}': correct its TeX, or define the macro it uses."
+        for v in visits
+        for error in v.seen["equations"]
+    ]
+    broken += [
+        f"{v.page}: '{tex[:60]}' was not typeset: is MathJax loaded on this page?"
+        for v in visits
+        for tex in v.seen["untypeset"]
+    ]
+    return list(dict.fromkeys(broken))
+
+
+def no_request_leaves(visits):
+    asked = ((v, url) for v in visits for url in v.requests)
+    return list(dict.fromkeys(f"{v.page} asked the network for {url}: a page reads offline." for v, url in asked))
+
+
+def scripts_run(visits):
+    failed = ((v, error) for v in visits for error in v.errors)
+    return list(dict.fromkeys(f"{v.page}: a script of the page failed with '{error}'." for v, error in failed))
+
+
+def nothing_is_wider_than_the_screen(visits):
+    return [
+        f"{v.page} is {v.seen['width']} pixels wide {v.view}, which has room for {v.seen['room']} "
+        f"(look at {v.seen['widest']}): let it scroll in a box of its own, see _static/book.css."
+        for v in visits
+        if v.seen["width"] > v.seen["room"]
+    ]
+
+
+LAWS = [equations_render, no_request_leaves, scripts_run, nothing_is_wider_than_the_screen]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_this_book_keeps(visits, law):
+    broken = law(visits)
+    assert not broken, "\n\n" + "\n".join(broken)
+
+
+def test_dark_mode_follows_the_reader(visits):
+    wrong = [f"{v.page} {v.view}" for v in visits if v.seen["dark"] != ("dark" in v.view)]
+    assert not wrong, f"These pages do not follow the reader's choice of light or dark: {wrong}"
+
+
+def results_of(page, site, word):
+    page.goto(f"{(site / 'search.html').as_uri()}?q={word}")
+    page.wait_for_function(
+        "document.querySelector('#search-results .search-summary')?.innerText.match(/found|did not/)"
+    )
+    return page.locator("#search-results li a").all_inner_texts()
+
+
+def test_search_finds_pages_with_no_network(browser):
+    with tab(browser) as (page, requests, errors):
+        found = results_of(page, pages.built_site(), "whitening")
+        assert found, "Searching the book for 'whitening' from a disk finds nothing."
+        assert not requests, f"The search asked the network for {requests}."
+        assert not errors, f"The search failed with {errors}."
+
+
+def test_search_says_when_there_is_nothing(browser):
+    with tab(browser) as (page, _, _):
+        assert results_of(page, pages.built_site(), "zzyzzx") == []
+
+
+# ---- A small site in which everything is wrong ----
+
+BROKEN = {
+    "equation.html": "<mjx-container><mjx-merror data-mjx-error='Undefined control sequence'>x</mjx-merror>",
+    "untypeset.html": r"<span class='math'>\(x^2\)</span>",
+    "asks.html": "<img alt='' src='https://cdn.example.org/x.svg'>",
+    "fetches.html": "<script>fetch('https://cdn.example.org/data').catch(() => {})</script>",
+    "script.html": "<script>undefinedFunction()</script>",
+    "wide.html": "<pre class='long'>" + "x" * 400 + "</pre>",
+    "fine.html": r"<div style='overflow:auto'><pre>" + "x" * 400 + "</pre></div>",
+}
+
+
+@pytest.fixture(scope="module")
+def broken_visits(browser, tmp_path_factory):
+    site = tmp_path_factory.mktemp("site")
+    for name, body in BROKEN.items():
+        (site / name).write_text(f"<!doctype html><meta name=viewport content='width=device-width'>{body}")
+    return visits_of(browser, site)
+
+
+@pytest.mark.parametrize(
+    "law, expected",
+    [
+        (
+            equations_render,
+            ["equation.html: an equation renders as an error, 'Undefined control", "untypeset.html: '\\(x"],
+        ),
+        (
+            no_request_leaves,
+            ["asks.html asked the network for https://cdn.ex", "fetches.html asked the network for https"],
+        ),
+        (scripts_run, ["script.html: a script of the page failed with 'undefinedFunction"]),
+        (nothing_is_wider_than_the_screen, ["wide.html is"]),
+    ],
+)
+def test_a_broken_site(broken_visits, law, expected):
+    broken = law(broken_visits)
+    assert {name for name in expected if any(name in sentence for sentence in broken)} == set(expected), broken
+    assert {sentence.split(".html")[0] for sentence in broken} == {name.split(".html")[0] for name in expected}, broken

@@ -1,0 +1,234 @@
+"""How a notebook becomes a page: the directives one by one, then a small book built by Sphinx."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import pages
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_ext"))
+import nbdev_pages
+
+EXTENSIONS = Path(nbdev_pages.__file__).parent
+
+
+def shown(source, **metadata):
+    """What becomes of a code cell: its source, its metadata, and the complaints about it."""
+    cell, trouble = nbdev_pages.page_cell(new_code_cell(source, metadata=metadata), flags=["slow", "gpu"])
+    return (cell["source"], cell["metadata"], trouble) if cell else (None, {}, trouble)
+
+
+@pytest.mark.parametrize(
+    "directives, tags",
+    [
+        ("", []),
+        ("#| export\n", ["export"]),
+        ("#|export\n", ["export"]),
+        ("# | exporti\n", ["export"]),
+        ("#| exports\n", ["export"]),
+        ("#| export other_module\n", ["export"]),
+        ("#| eval: false\n", ["skip-execution"]),
+        ("#| eval:false\n", ["skip-execution"]),
+        ("#| eval: true\n", []),
+        ("#| slow\n", ["skip-execution"]),
+        ("#| gpu\n", ["skip-execution"]),
+        ("#| echo: false\n", ["remove-input"]),
+        ("#| output: false\n", ["remove-output"]),
+        ("#| code-fold: true\n", ["hide-input"]),
+        ("#| hide\n", ["remove-cell"]),
+        ("#| hide\n\n#| export\n", ["remove-cell", "export"]),
+        ("#| default_exp least_squares\n", ["remove-cell"]),
+    ],
+)
+def test_a_directive_becomes_a_tag_and_goes(directives, tags):
+    source, metadata, trouble = shown(directives + "x = 1\n#| not at the head")
+    assert source == "x = 1\n#| not at the head"
+    assert metadata["tags"] == tags
+    assert trouble == []
+
+
+@pytest.mark.parametrize(
+    "source", ["#| default_exp x", "#| hide\n", "", "#| hide\n#| eval: false\n!pip install x", "#| hide\n#| gpu\nx = 1"]
+)
+def test_a_cell_with_nothing_to_show_or_run_is_dropped(source):
+    assert shown(source) == (None, {}, [])
+
+
+def test_tags_that_were_there_stay():
+    assert shown("#| export\nx = 1", tags=["kept"])[1]["tags"] == ["kept", "export"]
+
+
+@pytest.mark.parametrize(
+    "written, read",
+    [
+        ("A ratio: $a$ to $b$", "A ratio: $a$ to $b$"),
+        (r"'The time $\tau$, and Tukey''s twicing: twice'", r"The time $\tau$, and Tukey's twicing: twice"),
+        (r'"The time $\tau$ of \'twicing\'"', r"The time $\tau$ of \'twicing\'"),
+        ("Colon at the end:", "Colon at the end:"),
+        ("'Tukey' and 'Friedman", "'Tukey' and 'Friedman"),
+        ("# a hash, and | a bar", "# a hash, and | a bar"),
+    ],
+)
+def test_a_caption_is_taken_as_it_stands(written, read):
+    _, metadata, trouble = shown(f"#| label: fig-x\n#| fig-cap: {written}\n#| fig-alt: {written}\nplot()")
+    assert metadata["mystnb"] == {"figure": {"name": "fig-x", "caption": read}, "image": {"alt": read}}
+    assert trouble == []
+
+
+@pytest.mark.parametrize(
+    "source, sentence",
+    [
+        ("#| exprot\nx", "'#| exprot' is no directive of this book"),
+        ("#| fig-alt-text: x\nx", "'#| fig-alt-text' is no directive"),
+        ("#| eval: no\nx", "'#| eval: no' is neither true nor false"),
+        ("#| label: fig-x\n#| fig-cap: c\nx", "'fig-x' has no '#| fig-alt"),
+        ("#| label: fig-x\n#| fig-alt: a\nx", "'fig-x' has no '#| fig-cap"),
+        ("#| label: fig-x\n#| fig-cap:\n#| fig-alt: a\nx", "'fig-x' has no '#| fig-cap"),
+        ("#| label: plot\n#| fig-cap: c\n#| fig-alt: a\nx", "'plot' should begin with 'fig-'"),
+        ("#| fig-cap: c\nx", "a caption without '#| label"),
+    ],
+)
+def test_a_mistake_is_named(source, sentence):
+    (trouble,) = shown(source)[2]
+    assert sentence in trouble
+
+
+# ---- A small book ----
+
+CONF = f"""
+import sys
+sys.path.insert(0, {str(EXTENSIONS)!r})
+extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "unbroken_math"]
+nb_execution_mode = "off"
+numfig = True
+myst_enable_extensions = ["dollarmath"]
+root_doc = "index"
+html_theme = "basic"
+exclude_patterns = ["_build", "jupyter_execute"]
+"""
+BOX = """# Chapter {n}
+
+```{{admonition}} Paper versus code: point {n}
+:class: paper-versus-code
+:name: pvc-{n}
+
+The paper says $a^{n}$, see {{numref}}`fig-line` or ($b$), and
+
+$$ a = b $$ (eq-{n})
+```
+"""
+SVG = {"image/svg+xml": '<svg xmlns="http://www.w3.org/2000/svg"/>'}
+FIGURE = new_code_cell(
+    "#| label: fig-line\n#| fig-cap: 'A line: $x$ times two'\n#| fig-alt: A rising line\n#| code-fold: true\nplot()",
+    outputs=[{"output_type": "display_data", "data": SVG, "metadata": {}}],
+)
+
+
+def build(folder, *options):
+    command = [sys.executable, "-m", "sphinx", "-q", "-n", "-b", "html", *options, ".", "_build"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stderr
+
+
+@pytest.fixture(scope="module")
+def small_book(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("book")
+    cells = {
+        "a_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
+        "b_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
+    }
+    for name, content in cells.items():
+        kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
+        notebook = new_notebook(cells=content, metadata=kernel)
+        (folder / f"{name}.ipynb").write_text(json.dumps(notebook))
+    (folder / "conf.py").write_text(CONF)
+    (folder / "index.md").write_text("# Book\n\n```{toctree}\n:numbered:\nb_first\na_second\nboxes\n```\n")
+    (folder / "boxes.md").write_text("# Boxes\n\n```{paper-versus-code-list}\n```\n")
+    assert build(folder) == ""
+    return folder
+
+
+def page(folder, name):
+    return pages.soup(folder / "_build" / f"{name}.html")
+
+
+def test_no_directive_is_left_on_the_page_and_the_download_keeps_all(small_book):
+    text = page(small_book, "a_second").get_text()
+    assert "#|" not in text and "x = 1" in text
+    assert "secret" not in page(small_book, "b_first").get_text()
+    sources = small_book / "_build" / "_sources"
+    copies = [path for path in sources.iterdir() if "a_second" in path.name]
+    assert [path.read_text() for path in copies] == [(small_book / "a_second.ipynb").read_text()]
+
+
+def test_an_exported_cell_wears_the_badge(small_book):
+    (cell,) = page(small_book, "a_second").select("div.cell.tag_export")
+    assert "x = 1" in cell.get_text()
+
+
+def test_a_labelled_cell_is_a_numbered_figure_with_alt_text(small_book):
+    figure = page(small_book, "a_second").find("figure", id="fig-line")
+    assert figure.find("img")["alt"] == "A rising line"
+    caption = figure.find("figcaption")
+    assert caption.find(class_="caption-number").get_text().strip() == "Fig. 2.1"
+    assert "A line:" in caption.get_text() and caption.find(class_="math").get_text() == r"\(x\)"
+
+
+def test_the_boxes_are_gathered_in_reading_order_with_the_way_back(small_book):
+    gathered = page(small_book, "boxes")
+    boxes = gathered.select("div.paper-versus-code")
+    assert [re.search(r"point (\d)", box.get_text())[1] for box in boxes] == ["1", "2"]
+    ways = [box.select_one(".paper-versus-code-source a") for box in boxes]
+    assert [(way["href"], way.get_text()) for way in ways] == [
+        ("b_first.html#pvc-1", "1. Chapter 1"),
+        ("a_second.html#pvc-2", "2. Chapter 2"),
+    ]
+    assert boxes[0].select_one("a[href='a_second.html#fig-line']").get_text() == "Fig. 2.1"
+    assert not boxes[0].find_all(id=True) and not boxes[0].find_all(class_="eqno")
+    assert gathered.find("script", src=re.compile("mathjax", re.I)), "the equations of the boxes need MathJax"
+
+
+def test_a_formula_keeps_its_punctuation(small_book):
+    kept = [span.get_text() for span in page(small_book, "b_first").select(".unbroken")]
+    assert kept == [r"\(a^1\),", r"(\(b\)),"]
+    assert " or (" in page(small_book, "b_first").get_text()
+
+
+def test_a_changed_box_reaches_the_list_in_the_next_build(small_book):
+    path = small_book / "b_first.ipynb"
+    before = path.read_text()
+    path.write_text(before.replace("point 1", "point 7"))
+    assert build(small_book) == ""
+    assert "point 7" in page(small_book, "boxes").get_text()
+    path.write_text(before)
+    assert build(small_book) == ""
+
+
+@pytest.mark.parametrize(
+    "source, sentence",
+    [
+        ("#| exprot\nx = 1", "spoilt.ipynb, cell 2 (#| exprot): '#| exprot' is no directive of this book"),
+        ("#| label: fig-y\n#| fig-cap: c\nx = 1", "cell 2 (#| label: fig-y): the figure 'fig-y' has no '#| fig-alt"),
+    ],
+)
+def test_a_mistake_fails_the_build(small_book, source, sentence):
+    path = small_book / "spoilt.ipynb"
+    cells = [new_markdown_cell("---\norphan: true\n---\n# Spoilt"), new_code_cell(source)]
+    path.write_text(json.dumps(new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})))
+    try:
+        assert sentence in build(small_book, "-W", "--keep-going")
+    finally:
+        path.unlink()
+
+
+def test_a_box_without_a_name_fails_the_build(small_book):
+    path = small_book / "spoilt.md"
+    path.write_text("# Spoilt\n\n```{admonition} Paper versus code: x\n:class: paper-versus-code\nText.\n```\n")
+    try:
+        assert "the box 'Paper versus code: x' has no ':name: pvc-…'" in build(small_book, "-W", "--keep-going")
+    finally:
+        path.unlink()
