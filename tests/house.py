@@ -1,0 +1,333 @@
+"""The laws of the house, read from its sources.
+
+A law takes the root folder and returns the sentences of what breaks it: none if
+the house is in order.  Each sentence names the place and says what to do.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from configparser import ConfigParser
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "_ext"))
+from nbdev_pages import split_cell, tags_of, test_flags
+
+MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
+CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
+WORDS = 6  # an alt text shorter than this says nothing
+NOT_EXPORTED = ("__init__.py",)  # written by hand, but for the version
+
+
+# ---- Reading the book ----
+
+
+class Cell(NamedTuple):
+    place: str  # "nbs/01_least_squares.ipynb, cell 4"
+    kind: str  # "code" or "markdown"
+    source: str
+
+
+class Directive(NamedTuple):
+    place: str
+    name: str
+    argument: str
+    options: dict[str, str]
+
+
+def notebooks(root):
+    """The notebooks in the book's order, which is that of their file names."""
+    return sorted((root / "nbs").glob("*.ipynb"))
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def cells_of(path):
+    if path.suffix == ".md":
+        return [Cell(f"nbs/{path.name}", "markdown", path.read_text())]
+    return [Cell(f"nbs/{path.name}, cell {i}", c.cell_type, c.source) for i, c in enumerate(read(path).cells, 1)]
+
+
+def pages(root):
+    """The cells of each page: notebooks first, then Markdown pages, which have one cell each."""
+    return {path: cells_of(path) for path in [*notebooks(root), *sorted((root / "nbs").glob("*.md"))]}
+
+
+FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,}|:{3,})\s*(\{(?P<name>[\w:-]+)\})?(?P<rest>.*)$")
+OPTION = re.compile(r"\s*:(?P<key>[\w-]+):\s*(?P<value>.*?)\s*$")
+
+
+def directives(cell):
+    """The MyST directives of a Markdown cell, in order; those quoted in a code block are none."""
+    quoted = None
+    lines = cell.source.splitlines()
+    for number, line in enumerate(lines):
+        found = FENCE.match(line)
+        if quoted:
+            if found and found["fence"].startswith(quoted) and not found["rest"].strip():
+                quoted = None
+        elif found and found["name"]:
+            options = {}
+            for below in lines[number + 1 :]:
+                if not (option := OPTION.match(below)):
+                    break
+                options[option["key"]] = option["value"]
+            yield Directive(cell.place, found["name"], found["rest"].strip(), options)
+        elif found and found["rest"].strip() and found["fence"][0] != ":":
+            quoted = found["fence"]
+
+
+def all_directives(root):
+    return [d for cells in pages(root).values() for cell in cells if cell.kind == "markdown" for d in directives(cell)]
+
+
+def modules_of(path):
+    """The modules a notebook writes: its default_exp and those it names after `#| export`."""
+    heads = [split_cell(c.source)[0] for c in cells_of(path) if c.kind == "code"]
+    named = [head.get(name) for head in heads for name in ("default_exp", "export", "exporti", "exports")]
+    return list(dict.fromkeys(name for name in named if name))
+
+
+def is_chapter(path):
+    return bool(re.match(r"(\d\d|[A-Z])_", path.name))
+
+
+# ---- The laws ----
+
+
+def chapters_export_a_module(root):
+    return [
+        f"nbs/{path.name} has no '#| default_exp' cell: every chapter writes one module of gbattn; name it there."
+        for path in notebooks(root)
+        if is_chapter(path)
+        and not any("default_exp" in split_cell(c.source)[0] for c in cells_of(path) if c.kind == "code")
+    ]
+
+
+def imports_of(source, modules):
+    """The modules of gbattn that Python source imports, lazy imports included: (line, name)."""
+
+    def below_the_package(node):
+        if isinstance(node, ast.Import):
+            return [alias.name.removeprefix("gbattn.") for alias in node.names if alias.name.startswith("gbattn.")]
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "gbattn"):
+            module = (node.module or "") if node.level else node.module.removeprefix("gbattn").lstrip(".")
+            return [module] if module else [alias.name for alias in node.names if alias.name in modules]
+        return []
+
+    nodes = ast.walk(ast.parse(source))
+    return sorted((node.lineno, name) for node in nodes for name in below_the_package(node))
+
+
+def imports_point_backwards(root):
+    """The book's order is the import order."""
+    chapters = [(path, modules_of(path)) for path in notebooks(root)]
+    number = {module: i for i, (_, modules) in enumerate(chapters) for module in modules}
+    files = {path.stem: path for path in sorted((root / "gbattn").glob("*.py"))}
+    found = []
+    for module, path in files.items():
+        for line, name in imports_of(path.read_text(), {*number, *files}) if module in number else ():
+            at = f"gbattn/{path.name}, line {line}, imports gbattn.{name}, which "
+            if name not in number:
+                found.append(f"{at}no chapter writes: import what an earlier chapter exports.")
+            elif number[name] > number[module]:
+                later = chapters[number[name]][0].name
+                found.append(
+                    f"{at}the later chapter nbs/{later} writes: a module imports only from earlier "
+                    "chapters, so move what both need into the earlier one."
+                )
+    return found
+
+
+class ExportError(Exception):
+    """nbdev could not write the library."""
+
+
+def exported(root, folder):
+    """What the notebooks export today: the text of each file of the library."""
+    shutil.copytree(root / "nbs", folder / "nbs")
+    shutil.copy(root / "settings.ini", folder)
+    (folder / "gbattn").mkdir()
+    command = [Path(sys.executable).with_name("nbdev_export")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise ExportError(done.stderr.strip().splitlines()[-1])
+    return library(folder)
+
+
+def library(root):
+    folder = root / "gbattn"
+    return {path.relative_to(root).as_posix(): path.read_text() for path in sorted(folder.rglob("*.py"))}
+
+
+def library_is_what_the_notebooks_export(root):
+    cure = "run 'make export', and commit notebooks and library together."
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            fresh = exported(root, Path(folder))
+        except ExportError as error:
+            return [f"nbdev_export cannot write the library into an empty folder: {error}"]
+    here = library(root)
+    found = [f"{name} is not what the notebooks export: {cure}" for name in fresh if name not in here]
+    for name, text in here.items():
+        if Path(name).name in NOT_EXPORTED:
+            continue
+        if name not in fresh:
+            found.append(f"{name} is written by no notebook: {cure}")
+        elif text != fresh[name]:
+            found.append(f"{name} is not what the notebooks export: {cure}")
+    settings = ConfigParser(delimiters=["="], interpolation=None)
+    settings.read(root / "settings.ini")
+    version = settings["DEFAULT"]["version"]
+    if f'__version__ = "{version}"' not in here.get("gbattn/__init__.py", ""):
+        found.append(f"gbattn/__init__.py does not say the version {version} of settings.ini: {cure}")
+    return found
+
+
+def notebooks_carry_no_outputs(root):
+    return [
+        f"nbs/{path.name}, cell {i}, is saved with what it printed: run 'make export', which strips it. "
+        "The book runs every notebook itself."
+        for path in notebooks(root)
+        for i, cell in enumerate(read(path).cells, 1)
+        if cell.cell_type == "code" and (cell.outputs or cell.execution_count is not None)
+    ]
+
+
+def notebooks_start_with_the_colab_cell(root):
+    def first(path):
+        return next(iter(read(path).cells), {}).get("source")
+
+    model = first(root / "nbs" / MODEL)
+    return [
+        f"nbs/{path.name} does not start with the cell that sets up Colab: "
+        f"copy the first cell of nbs/{MODEL}, unchanged."
+        for path in notebooks(root)
+        if first(path) != model
+    ]
+
+
+def claim_tests(root):
+    """The tests that `claim` makes: (file, name, the keywords it was given)."""
+    for path in sorted((root / "tests").glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            for call in getattr(node, "decorator_list", ()):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "claim":
+                    yield f"tests/{path.name}", node.name, {keyword.arg for keyword in call.keywords}
+
+
+def every_claim_has_a_check_and_a_mutant(root):
+    stated = [d for d in all_directives(root) if d.name in CLAIMS]
+    found = [
+        f"{d.place}: the {d.name[4:]} '{d.argument}' has no ':label:', so no test can be named after it; add one."
+        for d in stated
+        if not d.options.get("label")
+    ]
+    label_of = {f"test_{d.options['label'].replace('-', '_')}": d for d in stated if d.options.get("label")}
+    tests = list(claim_tests(root))
+    times = Counter(name for _, name, _ in tests)
+    for name, d in label_of.items():
+        label = d.options["label"]
+        if times[name] == 0:
+            found.append(
+                f"{d.place}: '{label}' is claimed and not checked; write {name} in tests/, "
+                "decorated with claim(…, tolerance=…, mutant=…)."
+            )
+        elif times[name] > 1:
+            found.append(f"'{label}' has {times[name]} tests called {name}; one claim, one test.")
+    for file, name, keywords in tests:
+        if name not in label_of:
+            found.append(f"{file}: {name} checks a claim that no page of the book states; is its label spelled so?")
+        found += [
+            f"{file}: the claim of {name} does not state its {keyword}; write {keyword}=…."
+            for keyword in ("tolerance", "mutant")
+            if keyword not in keywords
+        ]
+    return found
+
+
+def exercises_have_solutions_that_run(root):
+    found = []
+    flags = test_flags(root)
+    for cells in pages(root).values():
+        exercises, solved, target = [], {}, None
+        for cell in cells:
+            if cell.kind == "code" and target:
+                head, code = split_cell(cell.source)
+                runs = "skip-execution" not in tags_of(head, flags)
+                solved[target] = solved[target] or (runs and bool(re.search(r"^\s*assert\b", code, re.M)))
+            for d in directives(cell) if cell.kind == "markdown" else ():
+                if d.name in ("exercise", "exercise-start"):
+                    exercises.append(d)
+                elif d.name == "solution-start":
+                    target = d.argument
+                    solved[target] = False
+                    if "dropdown" not in d.options.get("class", "").split():
+                        found.append(
+                            f"{d.place}: the solution of '{target}' lies open; give it ':class: dropdown', "
+                            "so that a reader can try first."
+                        )
+                elif d.name == "solution-end":
+                    target = None
+        if target:
+            found.append(f"the solution of '{target}' is never closed; add a {{solution-end}} after its last cell.")
+        for d in exercises:
+            label = d.options.get("label")
+            if not label:
+                found.append(f"{d.place}: the exercise '{d.argument}' has no ':label:'; add one.")
+            elif label not in solved:
+                found.append(
+                    f"{d.place}: '{label}' has no solution; write one from {{solution-start}} to {{solution-end}}."
+                )
+            elif not solved[label]:
+                found.append(f"{d.place}: the solution of '{label}' runs no assert; check its answer in a code cell.")
+    return found
+
+
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\([^)]*\)|<img\b(?P<tag>[^>]*)>")
+
+
+def says_something(alt):
+    return len((alt or "").split()) >= WORDS
+
+
+def figures_have_alt_text(root):
+    found = []
+    for cell in (cell for cells in pages(root).values() for cell in cells):
+        if cell.kind == "code":
+            head, _ = split_cell(cell.source)
+            images = [(head["label"], head.get("fig-alt"))] if "label" in head else []
+        else:
+            in_directives = [d for d in directives(cell) if d.name in ("figure", "image")]
+            images = [(d.argument, d.options.get("alt")) for d in in_directives]
+            for image in IMAGE.finditer(cell.source):
+                alt = re.search(r"""alt=(["'])(.*?)\1""", image["tag"] or "", re.S)
+                images.append((image[0], alt[2] if alt else image["alt"]))
+        found += [
+            f"{cell.place}: the figure {name} has no alt text of at least {WORDS} words; "
+            "say what a reader who cannot see it should know."
+            for name, alt in images
+            if not says_something(alt)
+        ]
+    return found
+
+
+LAWS = [
+    chapters_export_a_module,
+    imports_point_backwards,
+    library_is_what_the_notebooks_export,
+    notebooks_carry_no_outputs,
+    notebooks_start_with_the_colab_cell,
+    every_claim_has_a_check_and_a_mutant,
+    exercises_have_solutions_that_run,
+    figures_have_alt_text,
+]

@@ -1,0 +1,262 @@
+"""The law of the house: held by this house, and shown to reject a broken one."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import house
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("law", house.LAWS, ids=lambda law: law.__name__)
+def test_this_house_keeps(law):
+    broken = law(ROOT)
+    assert not broken, "\n\n" + "\n".join(broken)
+
+
+# ---- A small house in order, and what happens when one thing in it is wrong ----
+
+COLAB = "#| hide\n#| eval: false\n!pip install -q gbattn"
+THEOREM = "```{prf:theorem} A title\n:label: thm-one\n\nOne is one.\n```"
+EXERCISE = "```{exercise} Try\n:label: ex-one\nTry.\n```\n\n```{solution-start} ex-one\n:class: dropdown\n```"
+FIGURE = "#| label: fig-line\n#| fig-alt: A line that rises from left to right.\nplot()"
+CLAIM = '''
+@claim(inputs, tolerance=1e-10, mutant=wrong)
+def test_thm_one(x):
+    """One is one."""
+'''
+SETTINGS = """[DEFAULT]
+lib_name = gbattn
+version = 0.1.0
+user = gbattn
+repo = gbattn
+branch = main
+description = a house
+author = nobody
+nbs_path = nbs
+lib_path = gbattn
+put_version_in_init = True
+update_pyproject = False
+tst_flags = slow gpu
+"""
+
+
+def markdown(text):
+    return new_markdown_cell(text)
+
+
+def code(text):
+    return new_code_cell(text)
+
+
+class House:
+    """A house of two chapters that a test may spoil."""
+
+    def __init__(self, root):
+        self.root = root
+        self.chapters = {
+            "00_ground.ipynb": [code(COLAB), markdown("# Ground"), code("#| default_exp ground"),
+                                code("#| export\ndef one():\n    return 1")],
+            "01_first.ipynb": [code(COLAB), markdown("# First"), code("#| default_exp first"),
+                               code("#| export\nfrom gbattn.ground import one"), markdown(THEOREM), code(FIGURE),
+                               markdown(EXERCISE), code("assert True"), markdown("```{solution-end}\n```")],
+        }  # fmt: skip
+        self.files = {"settings.ini": SETTINGS, "tests/test_first.py": CLAIM}
+
+    def built(self):
+        for name, text in self.files.items():
+            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).write_text(text)
+        (self.root / "nbs").mkdir(exist_ok=True)
+        for name, cells in self.chapters.items():
+            for i, cell in enumerate(cells):
+                cell["id"] = f"cell-{i}"
+            nbformat.write(new_notebook(cells=cells), self.root / "nbs" / name)
+        return self.root
+
+    def spoil(self, chapter, index, old, new):
+        cell = self.chapters[chapter][index]
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new)
+
+
+@pytest.fixture
+def small_house(tmp_path, monkeypatch):
+    monkeypatch.setattr(house, "MODEL", "00_ground.ipynb")
+    return House(tmp_path)
+
+
+def only(sentences, *parts):
+    """One sentence, that contains all these parts."""
+    assert len(sentences) == 1, sentences
+    assert all(part in sentences[0] for part in parts), sentences[0]
+
+
+SOURCE_LAWS = [law for law in house.LAWS if law is not house.library_is_what_the_notebooks_export]
+
+
+@pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)
+def test_a_house_in_order_breaks_no_law(small_house, law):
+    assert law(small_house.built()) == []
+
+
+def test_a_chapter_without_a_module(small_house):
+    small_house.chapters["01_first.ipynb"].pop(2)
+    only(house.chapters_export_a_module(small_house.built()), "nbs/01_first.ipynb", "default_exp")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from gbattn.first import one",
+        "from .first import one",
+        "import gbattn.first",
+        "from . import first",
+        "from gbattn import first",
+        "def lazy():\n    from gbattn.first import one",
+    ],
+)
+def test_an_import_from_a_later_chapter(small_house, source):
+    small_house.files["gbattn/ground.py"] = source
+    broken = house.imports_point_backwards(small_house.built())
+    only(broken, "gbattn/ground.py", "imports gbattn.first", "later chapter nbs/01_first.ipynb", "earlier chapters")
+
+
+def test_an_import_from_an_earlier_chapter_or_from_outside_is_fine(small_house):
+    small_house.files["gbattn/first.py"] = (
+        "import torch\nfrom .ground import one\nfrom gbattn import ground, __version__"
+    )
+    assert house.imports_point_backwards(small_house.built()) == []
+
+
+def test_a_second_module_belongs_to_its_chapter(small_house):
+    small_house.chapters["01_first.ipynb"].append(code("#| export second\nx = 1"))
+    small_house.files |= {"gbattn/first.py": "from .second import x", "gbattn/second.py": "from .first import one"}
+    assert house.imports_point_backwards(small_house.built()) == []
+
+
+def test_an_import_of_a_module_that_no_chapter_writes(small_house):
+    small_house.files["gbattn/first.py"] = "from .helpers import one"
+    only(house.imports_point_backwards(small_house.built()), "gbattn.helpers", "no chapter writes")
+
+
+def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
+    root = small_house.built()
+    fresh = house.exported(root, tmp_path_factory.mktemp("fresh"))
+    for name, text in fresh.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert house.library_is_what_the_notebooks_export(root) == []
+    assert before == {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}, "looking changed the tree"
+
+    (root / "gbattn" / "first.py").write_text(fresh["gbattn/first.py"] + "\n# edited by hand\n")
+    (root / "gbattn" / "left_over.py").write_text("")
+    (root / "gbattn" / "ground.py").unlink()
+    (root / "gbattn" / "__init__.py").write_text('__version__ = "0.0.1"\n')
+    broken = house.library_is_what_the_notebooks_export(root)
+    assert len(broken) == 4
+    assert all("run 'make export', and commit notebooks and library together" in sentence for sentence in broken)
+    assert any("gbattn/first.py is not what the notebooks export" in sentence for sentence in broken)
+    assert any("gbattn/ground.py is not what the notebooks export" in sentence for sentence in broken)
+    assert any("gbattn/left_over.py is written by no notebook" in sentence for sentence in broken)
+    assert any("does not say the version 0.1.0" in sentence for sentence in broken)
+
+
+def test_a_library_that_cannot_be_written_from_nothing(small_house):
+    small_house.chapters["01_first.ipynb"].append(code("#| export nowhere\nx = 1"))
+    broken = house.library_is_what_the_notebooks_export(small_house.built())
+    only(broken, "nbdev_export cannot write", "nowhere.py does not exist")
+
+
+@pytest.mark.parametrize("left", [{"execution_count": 3}, {"outputs": [nbformat.v4.new_output("stream", text="1")]}])
+def test_an_output_left_in_a_notebook(small_house, left):
+    small_house.chapters["01_first.ipynb"][7].update(left)
+    only(house.notebooks_carry_no_outputs(small_house.built()), "nbs/01_first.ipynb, cell 8", "make export")
+
+
+def test_a_notebook_with_another_colab_cell(small_house):
+    small_house.spoil("01_first.ipynb", 0, "gbattn", "gbattn==0.1")
+    only(house.notebooks_start_with_the_colab_cell(small_house.built()), "nbs/01_first.ipynb", "Colab", "first cell of")
+
+
+@pytest.mark.parametrize("kind", ["theorem", "proposition", "lemma", "corollary"])
+def test_a_claim_without_a_check(small_house, kind):
+    small_house.spoil("01_first.ipynb", 4, "theorem", kind)
+    small_house.spoil("01_first.ipynb", 4, "thm-one", "thm-two-is-two")
+    broken = house.every_claim_has_a_check_and_a_mutant(small_house.built())
+    assert len(broken) == 2
+    assert "'thm-two-is-two' is claimed and not checked; write test_thm_two_is_two in tests/" in broken[0]
+    assert "test_thm_one checks a claim that no page of the book states" in broken[1]
+
+
+def test_a_claim_on_a_markdown_page(small_house):
+    small_house.files["nbs/notation.md"] = ":::{prf:lemma}\n:label: lem-x\n:::"
+    broken = house.every_claim_has_a_check_and_a_mutant(small_house.built())
+    only(broken, "nbs/notation.md", "'lem-x' is claimed and not checked")
+
+
+def test_a_claim_without_a_label(small_house):
+    small_house.spoil("01_first.ipynb", 4, ":label: thm-one", "")
+    broken = house.every_claim_has_a_check_and_a_mutant(small_house.built())
+    assert "the theorem 'A title' has no ':label:'" in broken[0]
+
+
+def test_a_claim_quoted_in_a_code_block_is_none(small_house):
+    small_house.chapters["00_ground.ipynb"].append(markdown("````md\n```{prf:theorem}\n:label: thm-x\n```\n````"))
+    assert house.every_claim_has_a_check_and_a_mutant(small_house.built()) == []
+
+
+@pytest.mark.parametrize("keyword, given", [("tolerance", ", tolerance=1e-10"), ("mutant", ", mutant=wrong")])
+def test_a_check_that_does_not_state(small_house, keyword, given):
+    small_house.files["tests/test_first.py"] = CLAIM.replace(given, "")
+    broken = house.every_claim_has_a_check_and_a_mutant(small_house.built())
+    only(broken, "tests/test_first.py", f"does not state its {keyword}")
+
+
+def test_a_claim_checked_twice(small_house):
+    small_house.files["tests/test_again.py"] = CLAIM
+    only(house.every_claim_has_a_check_and_a_mutant(small_house.built()), "'thm-one' has 2 tests")
+
+
+@pytest.mark.parametrize(
+    "index, old, new, sentence",
+    [
+        (6, "exercise} Try\n:label: ex-one", "exercise} Try", "the exercise 'Try' has no ':label:'"),
+        (6, "solution-start} ex-one", "solution-start} ex-two", "'ex-one' has no solution"),
+        (6, ":class: dropdown", "", "the solution of 'ex-one' lies open"),
+        (7, "assert True", "print(1)", "the solution of 'ex-one' runs no assert"),
+        (7, "assert True", "#| eval: false\nassert True", "the solution of 'ex-one' runs no assert"),
+        (7, "assert True", "#| gpu\nassert True", "the solution of 'ex-one' runs no assert"),
+        (8, "```{solution-end}\n```", "the end", "the solution of 'ex-one' is never closed"),
+    ],
+)
+def test_an_exercise_without_a_tested_hidden_solution(small_house, index, old, new, sentence):
+    small_house.spoil("01_first.ipynb", index, old, new)
+    only(house.exercises_have_solutions_that_run(small_house.built()), sentence)
+
+
+@pytest.mark.parametrize("alt", ["#| fig-alt: A line.\n", ""])
+def test_a_figure_without_alt_text(small_house, alt):
+    small_house.spoil("01_first.ipynb", 5, "#| fig-alt: A line that rises from left to right.\n", alt)
+    only(house.figures_have_alt_text(small_house.built()), "nbs/01_first.ipynb, cell 6", "fig-line", "6 words")
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["![](a.svg)", "![a.svg](a.svg)", '<img src="a.svg">', '<img src="a.svg" alt="A line">',
+     "```{figure} a.svg\n:name: fig-a\n```", "```{image} a.svg\n:alt: A line\n```"],
+)  # fmt: skip
+def test_an_image_without_alt_text(small_house, image):
+    small_house.chapters["00_ground.ipynb"].append(markdown(image))
+    only(house.figures_have_alt_text(small_house.built()), "nbs/00_ground.ipynb, cell 5", "a.svg", "6 words")
+
+
+def test_an_image_with_alt_text(small_house):
+    alt = "A line that rises from left to right"
+    text = f"![{alt}](a.svg)\n\n<img src='a.svg' alt='{alt}'>\n\n```{{image}} a.svg\n:alt: {alt}\n```"
+    small_house.chapters["00_ground.ipynb"].append(markdown(text))
+    assert house.figures_have_alt_text(small_house.built()) == []
