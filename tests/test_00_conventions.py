@@ -1,0 +1,156 @@
+"""Chapter 0: the claim, the errors, seeds, profiles, records and quotes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn import conventions
+from gbattn.conventions import (
+    SYMBOLS,
+    Record,
+    check_tensors,
+    colour_of,
+    load_records,
+    profile,
+    quote,
+    require,
+    seed_everything,
+)
+
+values_and_start = st.tuples(
+    st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=200).map(np.array), st.floats(-1e3, 1e3)
+)
+
+
+def running_mean(values, start, extra=0):
+    F = start
+    for t, y in enumerate(values, start=1):
+        F = F + (y - F) / (t + extra)
+    return np.float64(F)
+
+
+@claim(values_and_start, tolerance=1e-12, mutant=lambda drawn: (running_mean(*drawn, extra=1), drawn[0].mean()))
+def test_prop_running_mean(drawn):
+    """Moving by 1/t of the residual gives the mean, whatever the start."""
+    return running_mean(*drawn), drawn[0].mean()
+
+
+def test_every_size_in_a_shape_is_a_symbol_with_a_meaning():
+    for name, symbol in SYMBOLS.items():
+        assert symbol.latex and symbol.meaning
+        assert all(letter in SYMBOLS and not SYMBOLS[letter].shape for letter in symbol.shape), name
+
+
+def test_require_says_what_who_and_wanted():
+    require(True, "x", 1, "anything")
+    with pytest.raises(ValueError, match=r"^depth: got -1; want a positive integer$"):
+        require(False, "depth", -1, "a positive integer")
+
+
+def test_check_tensors_returns_the_sizes():
+    sizes = check_tensors(X=torch.ones(2, 5, 3), Y=torch.ones(2, 5, 1), finite=True)
+    assert sizes == {"n": 5, "d": 3, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"X": np.ones((3, 2))}, r"X: got ndarray; want a torch.Tensor of shape \(n, d\)"),
+        ({"X": torch.ones(3, 2, dtype=torch.int64)}, r"X: got dtype torch.int64; want a floating-point dtype"),
+        ({"X": torch.ones(3)}, r"X: got shape \(3,\); want \(n, d\) = \(rows of the context, features\)"),
+        ({"X": torch.ones(0, 2)}, r"X: got shape \(0, 2\), which is empty"),
+        ({"X": torch.ones(3, 2), "Y": torch.ones(4, 1)}, r"Y: got n = 4 rows of the context; want n = 3, as in X"),
+        (
+            {"X": torch.ones(3, 2), "Y": torch.ones(3, 1).double()},
+            r"Y: got dtype torch.float64; want torch.float32, as in X",
+        ),
+        ({"X": torch.ones(5, 3, 2), "Y": torch.ones(3, 1)}, r"Y: got batch dimensions \(\); want \(5,\), as in X"),
+        ({"X": torch.ones(3, 2), "Y": torch.ones(3, 1, device="meta")}, r"Y: got device meta; want cpu, as in X"),
+        (
+            {"X": torch.tensor([[1.0, 2.0], [np.nan, np.inf]])},
+            r"X: got 2 NaN or infinite entries, the first at \(1, 0\); want finite",
+        ),
+    ],
+)
+def test_check_tensors_names_the_argument(tensors, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_tensors(finite=True, **tensors)
+
+
+def test_a_sum_that_overflows_is_not_taken_for_infinity():
+    check_tensors(X=torch.full((2, 2), 3e38), finite=True)
+
+
+def test_seeds_repeat_all_three_generators():
+    def draw():
+        generator = seed_everything(7)
+        return np.random.rand(), torch.rand(()).item(), torch.rand((), generator=generator).item()
+
+    assert draw() == draw()
+    for bad in (-1, 1.5, "0", 2**32):
+        with pytest.raises(ValueError, match="seed: got"):
+            seed_everything(bad)
+
+
+def test_profile_chooses_and_complains(monkeypatch):
+    monkeypatch.delenv("GBATTN_PROFILE", raising=False)
+    assert profile() == "quick" and profile(quick=1, full=2) == 1
+    monkeypatch.setenv("GBATTN_PROFILE", "full")
+    assert profile(quick=1, full=2) == 2
+    with pytest.raises(ValueError, match="choices: got"):
+        profile(quick=1)
+    monkeypatch.setenv("GBATTN_PROFILE", "fast")
+    with pytest.raises(ValueError, match="GBATTN_PROFILE: got 'fast'"):
+        profile()
+
+
+def test_colours_are_distinct_and_named():
+    assert len(set(conventions.COLOURS.values())) == len(conventions.COLOURS)
+    with pytest.raises(ValueError, match="method: got 'magic'; want one of theory, "):
+        colour_of("magic")
+
+
+def test_records_survive_the_disk_in_order(tmp_path):
+    for name, number in (("b", 2.5), ("a", 1.5)):
+        Record("trial", {"seed": 0}, {"number": number}).save(name, tmp_path)
+    loaded = load_records("trial", tmp_path)
+    assert [record.measured["number"] for record in loaded] == [1.5, 2.5]
+    assert loaded[0].provenance["torch"] == torch.__version__
+    assert not list(tmp_path.rglob("*.draft"))
+    with pytest.raises(ValueError, match="experiment: got 'missing'; want one of trial"):
+        load_records("missing", tmp_path)
+
+
+def test_results_are_found_from_below_and_missed_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.delenv("GBATTN_RESULTS", raising=False)
+    below = tmp_path / "nbs" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    with pytest.raises(ValueError, match="GBATTN_RESULTS: got nothing"):
+        conventions.results_folder()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "reported.json").write_text("[]")
+    assert conventions.results_folder() == tmp_path / "results"
+    monkeypatch.setenv("GBATTN_RESULTS", str(tmp_path))
+    assert conventions.results_folder() == tmp_path
+
+
+def test_quote_formats_and_complains():
+    record = Record("trial", {"rows": 1200}, {"error": 0.12345})
+    assert quote(record, "error", ".2f") == "0.12"
+    assert quote(record, "rows", ",d") == "1,200"
+    assert "torch" in quote(record, "provenance")
+    with pytest.raises(ValueError, match="field: got 'eror'"):
+        quote(record, "eror")
+
+
+def test_committed_records_have_their_origin():
+    folder = conventions.results_folder()
+    for record in load_records("reported", folder):
+        assert record.provenance["source"], record
+    for path in folder.glob("*/*.json"):
+        assert {"date", "torch", "device", "profile"} <= json.loads(path.read_text())["provenance"].keys(), path
