@@ -1,0 +1,125 @@
+"""Time least squares and causal linear attention against the usual ways; print a table and write records.
+
+Run with ``make bench``. All methods of one comparison see the same data in the same process, take turns, and are
+compared by medians; before anything is timed, their answers must agree. Records go to ``results/``.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from sklearn.linear_model import LinearRegression
+
+from gbattn.conventions import Record
+from gbattn.least_squares import LeastSquares, OLSAttention, linear_attention
+
+SHAPES = ((10_000, 50), (1_000_000, 50), (100_000, 500))
+QUERY_ROWS = 1000
+# A library's threads spin for a while after their work and take a core from whoever comes next, and threads that
+# sleep take long to wake. So each turn begins with this many seconds of the method itself, untimed.
+SETTLE = 0.1
+
+
+def interleaved_medians(methods: dict[str, Callable], runs: int) -> dict[str, tuple[float, float, float]]:
+    """Return (median, smallest, largest) seconds of one call of each method; they take turns."""
+    seconds = {name: [] for name in methods}
+    for _ in range(runs):
+        for name, method in methods.items():
+            settled = time.perf_counter() + SETTLE
+            while time.perf_counter() < settled:
+                method()
+            start = time.perf_counter()
+            method()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: (statistics.median(times), min(times), max(times)) for name, times in seconds.items()}
+
+
+def regression_methods(n: int, d: int) -> dict[str, dict[str, Callable]]:
+    """Fitting, and fitting then predicting new rows, without an intercept: the same problem for every method."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, d))
+    y = X @ rng.standard_normal(d) + rng.standard_normal(n)
+    X_query = rng.standard_normal((QUERY_ROWS, d))
+    context = [torch.from_numpy(a) for a in (X, y[:, None], X_query)]
+    return {
+        "fit": {
+            "numpy lstsq": lambda: np.linalg.lstsq(X, y)[0],
+            "sklearn LinearRegression": lambda: LinearRegression(fit_intercept=False).fit(X, y).coef_,
+            "LeastSquares accurate": lambda: LeastSquares(fit_intercept=False).fit(X, y).coef_,
+            "LeastSquares fast": lambda: LeastSquares(fit_intercept=False, mode="fast").fit(X, y).coef_,
+        },
+        "predict in context": {
+            "numpy lstsq": lambda: X_query @ np.linalg.lstsq(X, y)[0],
+            "sklearn LinearRegression": lambda: LinearRegression(fit_intercept=False).fit(X, y).predict(X_query),
+            "OLSAttention accurate": lambda: OLSAttention.in_context(*context).numpy()[:, 0],
+            "OLSAttention fast": lambda: OLSAttention.in_context(*context, mode="fast").numpy()[:, 0],
+        },
+    }
+
+
+def causal_methods(T: int, largest_quadratic: int, K: int = 64) -> dict[str, Callable]:
+    """Causal linear attention of one head in float32: chunked, and with the T × T matrix while it fits."""
+    q, k, v = (torch.randn(1, 1, T, K, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    methods = {"chunked": lambda: linear_attention(q, k, v, causal=True)}
+    if T <= largest_quadratic:
+        methods["quadratic"] = lambda: (q @ k.mT).tril() @ v
+    return methods
+
+
+def demand_agreement(methods: dict[str, Callable], tolerance: float) -> None:
+    """Stop unless all methods give the same answer, relative to its largest entry."""
+    answers = {name: np.asarray(method()) for name, method in methods.items()}
+    first, *others = answers
+    for name in others:
+        gap = abs(answers[name] - answers[first]).max() / abs(answers[first]).max()
+        if not gap <= tolerance:
+            raise SystemExit(f"{name} and {first} differ by a relative {gap:.1e}; wanted at most {tolerance:.0e}")
+
+
+def report(
+    experiment: str, settings: dict, methods: dict[str, Callable], runs: int, tolerance: float, varying: str
+) -> None:
+    """Time the methods, print a row for each and save a record for each."""
+    demand_agreement(methods, tolerance)
+    timed = interleaved_medians(methods, runs)
+    slowest = max(median for median, _, _ in timed.values())
+    problem = " ".join(map(str, settings.values()))
+    for name, (median, smallest, largest) in timed.items():
+        print(f"{problem:32} {name:26} {median:10.5f} {smallest:10.5f} {largest:10.5f} {slowest / median:8.1f}×")
+        record = Record(
+            experiment,
+            settings | {varying: name, "runs": runs},
+            {"median_seconds": median, "smallest_seconds": smallest, "largest_seconds": largest},
+        )
+        record.save(f"{problem} {name}".replace(" ", "-").lower())
+
+
+def benchmark_regression(runs: int) -> None:
+    for n, d in SHAPES:
+        for task, methods in regression_methods(n, d).items():
+            report("benchmark-least-squares", {"task": task, "n": n, "d": d}, methods, runs, 1e-9, "method")
+
+
+def benchmark_causal_attention(runs: int, largest_quadratic: int) -> None:
+    for T in (2**e for e in range(10, 17)):
+        methods = causal_methods(T, largest_quadratic)
+        report("benchmark-causal-attention", {"T": T, "K": 64}, methods, runs, 1e-4, "form")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=7, help="timed runs of each method (default 7)")
+    parser.add_argument(
+        "--largest-quadratic", type=int, default=16_384, help="longest T for the form with a T × T matrix"
+    )
+    options = parser.parse_args()
+    print(f"{'problem':32} {'method':26} {'median s':>10} {'min s':>10} {'max s':>10} {'vs slowest':>9}")
+    benchmark_regression(options.runs)
+    benchmark_causal_attention(options.runs, options.largest_quadratic)
+
+
+if __name__ == "__main__":
+    main()

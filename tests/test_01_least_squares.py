@@ -1,0 +1,482 @@
+"""Chapter 1: the claims with their mutants, and what a lesson should not carry: faults, dtypes, gradients, cost."""
+
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.utils.estimator_checks import check_estimator
+from torch.utils.flop_counter import FlopCounterMode
+
+from claims import claim
+from gbattn.least_squares import LeastSquares, OLSAttention, hat_matrix, least_squares, linear_attention, whiten
+
+F64 = torch.float64
+
+
+class Problem:
+    """A drawn regression: X (n, d) of given condition number, Y (n, c), fresh rows, and a generator for more."""
+
+    def __init__(self, seed, d, extra_rows, c, log_condition):
+        self.rng = torch.Generator().manual_seed(seed)
+        n = d + extra_rows
+        left, right = torch.linalg.qr(self.normal(n, d)).Q, torch.linalg.qr(self.normal(d, d)).Q
+        self.X = left * torch.logspace(0, -log_condition, d, dtype=F64) @ right.T
+        self.Y, self.X_query = self.normal(n, c), self.normal(4, d)
+
+    def normal(self, *size):
+        return torch.randn(*size, generator=self.rng, dtype=F64)
+
+    @property
+    def projection(self):
+        """The hat matrix by a road that uses no whitening: an orthonormal basis from QR."""
+        Q = torch.linalg.qr(self.X).Q
+        return Q @ Q.T
+
+
+def problems(largest_log_condition=2.0):
+    return st.builds(
+        Problem,
+        st.integers(0, 2**31),
+        st.integers(1, 6),
+        st.integers(1, 30),
+        st.integers(1, 3),
+        st.floats(0, largest_log_condition),
+    )
+
+
+def gram(Z):
+    return Z.T @ Z
+
+
+@claim(
+    problems(5.0),
+    tolerance=1e-10,
+    mutant=lambda p: (gram(p.X @ whiten(p.X) * 1.0001), torch.eye(p.X.shape[1], dtype=F64)),
+)
+def test_prop_whitening(p):
+    """Whitened features are orthonormal."""
+    return gram(p.X @ whiten(p.X)), torch.eye(p.X.shape[1], dtype=F64)
+
+
+def scores_and_their_laws(p, H):
+    """Scores against the hat matrix, its transpose, its square, and the trace."""
+    target = p.projection
+    left = torch.stack([H, H, H @ H])
+    right = torch.stack([target, target.T, target])
+    return torch.cat([left.flatten(), H.trace()[None]]), torch.cat(
+        [right.flatten(), torch.tensor([float(p.X.shape[1])], dtype=F64)]
+    )
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: scores_and_their_laws(p, p.X @ p.X.T))
+def test_thm_score_is_hat(p):
+    """Scores of whitened rows are the hat matrix: symmetric, idempotent, of trace d. Mutant: rows not whitened."""
+    return scores_and_their_laws(p, hat_matrix(p.X))
+
+
+def without_attention_targets(p):
+    layer = OLSAttention.from_data(p.X, p.Y.flip(0))
+    return layer(p.X), p.projection @ p.Y
+
+
+@claim(problems(), tolerance=1e-10, mutant=without_attention_targets)
+def test_thm_one_pass(p):
+    """The stored layer's pass on its own data is HY. Mutant: targets in the wrong order."""
+    return OLSAttention.from_data(p.X, p.Y)(p.X), p.projection @ p.Y
+
+
+def reference(X, Y):
+    return torch.linalg.lstsq(X, Y, driver="gelsd").solution
+
+
+@claim(
+    problems(),
+    tolerance=1e-8,
+    mutant=lambda p: (linear_attention(p.X_query, p.X, p.Y) / len(p.X), p.X_query @ reference(p.X, p.Y)),
+)
+def test_prop_in_context(p):
+    """With the targets as values the pass predicts new rows. Mutant: an average over rows that are not whitened."""
+    L, expected = whiten(p.X), p.X_query @ reference(p.X, p.Y)
+    spelled = linear_attention(p.X_query @ L, p.X @ L, p.Y)
+    library = [OLSAttention.in_context(p.X, p.Y, p.X_query, mode=mode) for mode in ("accurate", "fast")]
+    return torch.stack([spelled, *library]), expected.expand(3, -1, -1)
+
+
+@claim(
+    problems(),
+    tolerance=1e-9,
+    mutant=lambda p: (p.X.T @ (p.Y - 0.999 * hat_matrix(p.X) @ p.Y), torch.zeros_like(p.X.T @ p.Y)),
+)
+def test_lem_orthogonal_residual(p):
+    """The residual is orthogonal to every feature. Mutant: a fit that is shrunk by a thousandth."""
+    return p.X.T @ (p.Y - hat_matrix(p.X) @ p.Y), torch.zeros_like(p.X.T @ p.Y)
+
+
+def weighted_ridge(p, value_weights):
+    w, ridge = p.normal(len(p.X)).square() + 0.1, 0.3
+    expected = torch.linalg.solve(p.X.T * w @ p.X + ridge * torch.eye(p.X.shape[1], dtype=F64), p.X.T * w @ p.Y)
+    L = whiten(w.sqrt()[:, None] * p.X, ridge=ridge)
+    spelled = linear_attention(p.X_query @ L, p.X @ L, value_weights(w)[:, None] * p.Y)
+    library = [
+        OLSAttention.in_context(p.X, p.Y, p.X_query, weights=w, ridge=ridge, mode=mode) for mode in ("accurate", "fast")
+    ]
+    return torch.stack([spelled, *library]), (p.X_query @ expected).expand(3, -1, -1)
+
+
+@claim(problems(), tolerance=1e-9, mutant=lambda p: weighted_ridge(p, torch.sqrt))
+def test_prop_weighted_ridge(p):
+    """Weighted values under a weighted, ridged whitening: the ridge prediction. Mutant: values weighted by √w."""
+    return weighted_ridge(p, lambda w: w)
+
+
+def scaled(p, power):
+    a = 0.3 + 2.4 * torch.rand((), generator=p.rng, dtype=F64)
+    fit = least_squares(p.X, p.Y)
+    return OLSAttention.from_data(p.X, p.Y)(a * p.X), a**power * fit.predict(a * p.X)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: scaled(p, 1))
+def test_prop_input_scale(p):
+    """On aX the layer gives a² times the fitted line. Mutant: a times."""
+    return scaled(p, 2)
+
+
+def deficient(p, rcond):
+    X = torch.cat([p.X, p.X[:, :1] - 2 * p.X[:, -1:]], dim=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.RankWarning)
+        fits = [least_squares(X, p.Y, rcond=rcond, mode=mode).coefficients for mode in ("accurate", "fast")]
+    return torch.stack(fits), (torch.linalg.pinv(X, rtol=1e-9) @ p.Y).expand(2, -1, -1)
+
+
+@claim(problems(1.0), tolerance=1e-9, mutant=lambda p: deficient(p, 0.9))
+def test_prop_minimum_norm(p):
+    """Without the null directions: the pseudo-inverse's coefficients. Mutant: real directions dropped too."""
+    return deficient(p, None)
+
+
+def rotated(p, left, right):
+    layer, turned = OLSAttention.from_data(p.X, p.Y), OLSAttention.from_data(p.X, p.Y)
+    R = torch.linalg.qr(p.normal(p.X.shape[1], p.X.shape[1])).Q
+    with torch.no_grad():
+        for name, weight in turned.named_parameters():
+            weight.copy_(right(R) @ weight if name == "W_P" else weight @ left(R))
+    return turned(p.X_query), layer(p.X_query)
+
+
+@claim(problems(1.0), tolerance=1e-10, mutant=lambda p: rotated(p, lambda R: 1.01 * R, lambda R: R.T))
+def test_prop_rotation(p):
+    """L → LR, P → RᵀP changes no output, on any input. Mutant: a rotation that also stretches."""
+    return rotated(p, lambda R: R, lambda R: R.T)
+
+
+def reparametrised(p, undo):
+    d = p.X.shape[1]
+    W_Q, W_K, A = p.normal(d, d), p.normal(d, d), p.normal(d, d) + 4 * torch.eye(d, dtype=F64)
+    return (p.X @ W_Q @ A) @ (p.X @ W_K @ undo(A)).T, (p.X @ W_Q) @ (p.X @ W_K).T
+
+
+@claim(problems(), tolerance=1e-9, mutant=lambda p: reparametrised(p, torch.linalg.inv))
+def test_prop_query_key(p):
+    """W_Q → W_Q A, W_K → W_K A⁻ᵀ changes no score. Mutant: the transpose forgotten."""
+    return reparametrised(p, lambda A: torch.linalg.inv(A).T)
+
+
+def second_look(p, ridge):
+    """S(Y − SY) for the projection and, as the converse, (S − S²)Y for a smoother that is none."""
+    H, S = hat_matrix(p.X, ridge=ridge), hat_matrix(p.X, ridge=0.5)
+    left = torch.stack([H @ (p.Y - H @ p.Y), S @ (p.Y - S @ p.Y)])
+    return left, torch.stack([torch.zeros_like(p.Y), (S - S @ S) @ p.Y])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: second_look(p, 0.01))
+def test_thm_second_look(p):
+    """A projection finds nothing in its residual; any S finds (S − S²)Y. Mutant: a ridge, which is no projection."""
+    return second_look(p, 0.0)
+
+
+# ---------------------------------------------------------------- whiten and least_squares
+
+
+@pytest.mark.parametrize(
+    "call", [lambda X: whiten(X), lambda X: hat_matrix(X), lambda X: least_squares(X, torch.ones(4, 1))]
+)
+@pytest.mark.parametrize(
+    ("X", "sentence"),
+    [
+        (torch.full((4, 2), math.nan), "X: got 8 NaN or infinite entries"),
+        (torch.tensor([[1.0, math.inf]] * 4), "X: got 4 NaN or infinite entries"),
+        (torch.ones(4, 0), "X: got shape .* which is empty"),
+        (torch.ones(4), r"X: got shape \(4,\); want \(n, d\)"),
+        (torch.ones(4, 2, dtype=torch.int32), "X: got dtype torch.int32"),
+        (torch.ones(4, 2, dtype=torch.bfloat16), "X: got dtype torch.bfloat16; want torch.float32 or torch.float64"),
+        ([[1.0, 2.0]] * 4, "X: got list"),
+    ],
+)
+def test_bad_features_are_named(call, X, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(X)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "quick"}, "mode: got 'quick'; want 'accurate' or 'fast'"),
+        ({"ridge": -1.0}, "ridge: got -1.0"),
+        ({"ridge": math.nan}, "ridge: got nan"),
+        ({"ridge": "1"}, "ridge: got '1'"),
+        ({"rcond": 1.0}, "rcond: got 1.0"),
+        ({"weights": torch.ones(3)}, "weights: got n = 3 rows of the context; want n = 4, as in X"),
+        ({"weights": -torch.ones(4)}, "weights: got a smallest entry of -1"),
+        ({"weights": torch.zeros(4)}, "weights: got zeros only"),
+    ],
+)
+def test_bad_options_are_named(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        least_squares(torch.randn(4, 2), torch.randn(4, 1), **options)
+
+
+def test_mismatched_lengths_are_named():
+    with pytest.raises(ValueError, match="Y: got n = 5 rows of the context; want n = 4, as in X"):
+        least_squares(torch.randn(4, 2), torch.randn(5, 1))
+    with pytest.raises(ValueError, match="X_query: got d = 3 features; want d = 2, as in X"):
+        OLSAttention.in_context(torch.randn(4, 2), torch.randn(4, 1), torch.randn(1, 3))
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rank_deficiency_is_said(mode, dtype):
+    X = torch.randn(30, 2, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(np.exceptions.RankWarning, match="X: rank 2 of d = 3 at rcond = .* minimum norm"):
+        L = whiten(torch.cat([X, X.sum(1, keepdim=True)], 1), mode=mode)
+    assert (L[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.parametrize("ridge", [0.0, 0.2])
+@pytest.mark.parametrize(("n", "d", "c"), [(3, 7, 1), (7, 7, 2), (8, 7, 4), (40, 3, 2), (1, 1, 1)])
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.RankWarning")
+def test_every_shape_gives_the_shortest_solution(mode, ridge, n, d, c):
+    rng = torch.Generator().manual_seed(n)
+    X, Y = torch.randn(n, d, dtype=F64, generator=rng), torch.randn(n, c, dtype=F64, generator=rng)
+    fit = least_squares(X, Y, ridge=ridge, mode=mode)
+    rows = torch.cat([X, math.sqrt(ridge) * torch.eye(d, dtype=F64)])
+    expected = torch.linalg.pinv(rows, rtol=1e-12) @ torch.cat([Y, torch.zeros(d, c, dtype=F64)])
+    torch.testing.assert_close(fit.coefficients, expected, atol=1e-9, rtol=0)
+    assert int(fit.rank) == (d if ridge else min(n, d))
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_batches_agree_with_single_problems(mode):
+    rng = torch.Generator().manual_seed(0)
+    X, Y, w = (torch.rand(2, 3, *shape, dtype=F64, generator=rng) for shape in ((20, 4), (20, 2), (20,)))
+    fit = least_squares(X, Y, intercept=True, weights=w, ridge=0.1, mode=mode)
+    for i in range(2):
+        for j in range(3):
+            single = least_squares(X[i, j], Y[i, j], intercept=True, weights=w[i, j], ridge=0.1, mode=mode)
+            torch.testing.assert_close(fit.coefficients[i, j], single.coefficients, atol=1e-11, rtol=0)
+            torch.testing.assert_close(fit.predict(X)[i, j], single.predict(X[i, j]), atol=1e-11, rtol=0)
+
+
+def test_more_rows_than_a_block_and_a_far_mean_cost_no_digits():
+    rng = torch.Generator().manual_seed(0)
+    X = 1e6 + torch.randn(20_000, 3, dtype=F64, generator=rng)
+    Y = X @ torch.tensor([[1.0], [-2.0], [3.0]], dtype=F64) + torch.randn(20_000, 1, dtype=F64, generator=rng)
+    expected = reference(X - X.mean(0), Y - Y.mean(0))
+    for mode in ("accurate", "fast"):
+        torch.testing.assert_close(
+            least_squares(X, Y, intercept=True, mode=mode).coefficients, expected, atol=1e-8, rtol=0
+        )
+
+
+@pytest.mark.parametrize("degree", range(1, 8))
+def test_accurate_mode_has_the_error_of_lapack(degree):
+    """Integer problems have a solution that is known to the last bit; ten times LAPACK's error is the margin."""
+    t = torch.arange(1.0, 21.0, dtype=F64)
+    X = torch.stack([t**j for j in range(degree + 1)], dim=1)
+    beta = torch.tensor([[(-1.0) ** j * (j + 1)] for j in range(degree + 1)], dtype=F64)
+    residual = torch.zeros(20, 1, dtype=F64)
+    residual[:15, 0] = torch.tensor([(-1.0) ** i * math.comb(14, i) for i in range(15)])
+    Y = X @ beta + residual
+    error = lambda b: (b - beta).norm() / beta.norm()
+    lapack = torch.tensor(np.linalg.lstsq(X.numpy(), Y.numpy())[0])
+    assert error(least_squares(X, Y).coefficients) <= 10 * error(lapack) + 1e-13
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_gradients_reach_features_and_targets(mode):
+    rng = torch.Generator().manual_seed(0)
+    X, Y, X_query = (
+        torch.randn(*shape, dtype=F64, generator=rng, requires_grad=True) for shape in ((9, 3), (9, 2), (4, 3))
+    )
+    assert torch.autograd.gradcheck(
+        lambda *a: OLSAttention.in_context(*a, intercept=True, mode=mode), (X, Y, X_query), atol=1e-6
+    )
+
+
+# ---------------------------------------------------------------- linear_attention
+
+
+def inputs(T, S, K=5, Kv=3, batch=(2,), dtype=F64):
+    rng = torch.Generator().manual_seed(T + S)
+    return tuple(torch.randn(*batch, *shape, generator=rng, dtype=F64).to(dtype) for shape in ((T, K), (S, K), (S, Kv)))
+
+
+def quadratic(q, k, v, *, causal=False, mask=None):
+    """The naive form, with the T × S scores in full."""
+    scores = q @ k.mT
+    if causal:
+        scores = scores.tril(k.shape[-2] - q.shape[-2])
+    return (scores if mask is None else scores * mask) @ v
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (3, 3), (64, 64), (65, 65), (130, 130), (1, 200), (70, 200), (64, 128)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_equals_the_quadratic_form(T, S, causal):
+    q, k, v = inputs(T, S)
+    rng = torch.Generator().manual_seed(0)
+    masks = [
+        None,
+        torch.rand(S, generator=rng) < 0.5,
+        torch.rand(2, 1, S, generator=rng) < 0.5,
+        torch.rand(T, S, generator=rng) < 0.5,
+        torch.zeros(2, 1, 1, dtype=torch.bool),
+    ]
+    for mask in masks:
+        torch.testing.assert_close(
+            linear_attention(q, k, v, causal=causal, mask=mask),
+            quadratic(q, k, v, causal=causal, mask=mask),
+            atol=1e-10,
+            rtol=0,
+        )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_in_every_precision(dtype, tolerance, causal):
+    """Error relative to the largest output; bfloat16 keeps eight bits, so a few hundredths is what it can hold."""
+    q, k, v = inputs(300, 300, K=16, Kv=16)
+    exact = quadratic(q, k, v, causal=causal)
+    got = linear_attention(q.to(dtype), k.to(dtype), v.to(dtype), causal=causal)
+    assert got.dtype == dtype
+    assert (got.double() - exact).abs().max() <= tolerance * exact.abs().max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_on_a_gpu(causal):
+    q, k, v = inputs(300, 300)
+    got = linear_attention(q.cuda(), k.cuda(), v.cuda(), causal=causal)
+    torch.testing.assert_close(got.cpu(), linear_attention(q, k, v, causal=causal), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_has_the_right_gradients(causal):
+    q, k, v = (x.requires_grad_() for x in inputs(70, 80, K=2, Kv=2, batch=()))
+    assert torch.autograd.gradcheck(lambda *a: linear_attention(*a, causal=causal), (q, k, v), fast_mode=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": torch.ones(4096, dtype=torch.bool)}])
+def test_linear_attention_grows_linearly_and_forms_no_score_matrix(options):
+    """Four times the length costs four times the operations, and fewer than the score matrix alone would."""
+
+    def flops(T):
+        q, k, v = inputs(T, T, K=16, Kv=16, batch=(), dtype=torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            linear_attention(q, k, v, **({"mask": options["mask"][:T]} if "mask" in options else options))
+        return counter.get_total_flops()
+
+    assert flops(4096) == pytest.approx(4 * flops(1024), rel=0.02)
+    assert flops(4096) < 2 * 4096 * 4096 * 16 / 4
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_traces_without_a_graph_break(causal):
+    explained = torch._dynamo.explain(lambda q, k, v: linear_attention(q, k, v, causal=causal))(*inputs(100, 100))
+    assert explained.graph_break_count == 0, explained.break_reasons
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"q": torch.ones(2, 9, 4, dtype=F64)}, "k: got K = 5 width of a query or key; want K = 4, as in q"),
+        ({"v": torch.ones(2, 7, 3, dtype=F64)}, "v: got S = 7 keys; want S = 9"),
+        ({"v": torch.ones(3, 9, 3, dtype=F64)}, r"v: got batch dimensions \(3,\); want \(2,\), as in q"),
+        ({"q": torch.ones(2, 12, 5, dtype=F64), "causal": True}, "k: got S = 9 keys for T = 12 queries"),
+        ({"mask": torch.ones(9)}, "mask: got dtype torch.float32; want torch.bool"),
+        (
+            {"mask": torch.ones(8, 9, dtype=torch.bool)},
+            r"mask: got shape \(8, 9\); want one that broadcasts to \(…, T, S\) = \(2, 9, 9\)",
+        ),
+        ({"mask": torch.ones(1, 2, 9, 9, dtype=torch.bool)}, "mask: got shape"),
+    ],
+)
+def test_linear_attention_names_what_is_wrong(change, sentence):
+    q, k, v = inputs(9, 9)
+    with pytest.raises(ValueError, match=sentence):
+        linear_attention(**({"q": q, "k": k, "v": v} | change))
+
+
+# ---------------------------------------------------------------- the layer and the estimator
+
+
+def test_layer_saves_loads_and_complains():
+    layer = OLSAttention.from_data(torch.randn(20, 3), torch.randn(20, 2))
+    copy = OLSAttention(3, 2)
+    copy.load_state_dict(layer.state_dict())
+    X = torch.randn(4, 6, 3)
+    assert torch.equal(layer(X), copy(X)) and layer(X).shape == (4, 6, 2)
+    with pytest.raises(ValueError, match="X: got d = 5 features; want d = 3"):
+        layer(torch.randn(6, 5))
+    with pytest.raises(ValueError, match="n_features: got 0; want a positive integer"):
+        OLSAttention(0, 1)
+    with pytest.raises(ValueError, match="the weights hold one data set"):
+        OLSAttention.from_data(torch.randn(2, 20, 3), torch.randn(2, 20, 1))
+
+
+def test_layer_draws_its_weights_from_the_generator():
+    first, second = (OLSAttention(3, 2, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.RankWarning")
+def test_estimator_satisfies_scikit_learn(mode):
+    results = check_estimator(LeastSquares(mode=mode), on_skip=None)
+    assert sum(result["status"] == "passed" for result in results) > 50
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("ridge", [0.0, 3.0])
+def test_estimator_agrees_with_scikit_learn(mode, intercept, ridge):
+    rng = np.random.default_rng(0)
+    X, y, w = rng.normal(2, 1, (60, 4)), rng.normal(size=(60, 2)), rng.random(60)
+    theirs = (Ridge(ridge, fit_intercept=intercept) if ridge else LinearRegression(fit_intercept=intercept)).fit(
+        X, y, w
+    )
+    ours = LeastSquares(fit_intercept=intercept, ridge=ridge, mode=mode).fit(X, y, w)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-9)
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(X), atol=1e-9)
+    assert ours.rank_ == 4
+    single = LeastSquares(mode=mode).fit(X, y[:, 0])
+    assert single.coef_.shape == (4,) and np.ndim(single.intercept_) == 0 and single.predict(X).shape == (60,)
+
+
+def test_estimator_predicts_what_the_layer_predicts_and_pickles():
+    rng = np.random.default_rng(0)
+    X, y, X_query = rng.normal(size=(30, 3)), rng.normal(size=(30, 1)), rng.normal(size=(5, 3))
+    fitted = pickle.loads(pickle.dumps(LeastSquares().fit(X, y)))
+    attended = OLSAttention.in_context(*map(torch.from_numpy, (X, y, X_query)), intercept=True)
+    np.testing.assert_allclose(fitted.predict(X_query), attended.numpy(), atol=1e-12)
+
+
+def test_estimator_follows_the_dtype():
+    X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    fitted = LeastSquares().fit(X, X[:, 0])
+    assert fitted.coef_.dtype == np.float32 and fitted.predict(X).dtype == np.float32
