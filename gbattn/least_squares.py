@@ -432,7 +432,7 @@ def least_squares(
     x_mean, y_mean = means or (torch.zeros_like(A[..., :1, :]) for A in (X, Y))
     return Fit(whitening, memory, x_mean, y_mean)
 
-# %% ../nbs/01_least_squares.ipynb #f7d70662
+# %% ../nbs/01_least_squares.ipynb #2a7d0fa3
 class OLSAttention(nn.Module):
     """One layer of linear attention, ``forward(X) = (X W_Q)(X W_K)ᵀ(X W_V) W_P``,
     as a regression.
@@ -466,22 +466,14 @@ class OLSAttention(nn.Module):
     ):
         super().__init__()
         for name, size in (("n_features", n_features), ("n_outputs", n_outputs)):
-            require(
-                isinstance(size, int) and size > 0,
-                name,
-                repr(size),
-                "a positive integer",
+            positive = isinstance(size, int) and size > 0
+            require(positive, name, repr(size), "a positive integer")
+        d = n_features
+        for name, width in (("W_Q", d), ("W_K", d), ("W_V", d), ("W_P", n_outputs)):
+            weight = torch.randn(d, width, generator=generator, dtype=dtype)
+            self.register_parameter(
+                name, nn.Parameter(weight.to(device) / math.sqrt(d))
             )
-        for name, width in (
-            ("W_Q", n_features),
-            ("W_K", n_features),
-            ("W_V", n_features),
-            ("W_P", n_outputs),
-        ):
-            weight = torch.randn(
-                n_features, width, generator=generator, dtype=dtype
-            ) / math.sqrt(n_features)
-            self.register_parameter(name, nn.Parameter(weight.to(device)))
 
     @classmethod
     def from_data(
@@ -514,17 +506,12 @@ class OLSAttention(nn.Module):
             Naming the argument, what it got and what it wants.
         """
         fit = least_squares(X, Y, rcond=rcond, mode=mode)
-        require(
-            X.ndim == 2,
-            "X",
-            f"shape {tuple(X.shape)}",
-            "(n, d): the weights hold one data set",
-        )
+        wanted = "(n, d): the weights hold one data set"
+        require(X.ndim == 2, "X", f"shape {tuple(X.shape)}", wanted)
         layer = cls(X.shape[-1], Y.shape[-1], dtype=X.dtype, device=X.device)
+        L, P = fit.whitening, fit.memory
         with torch.no_grad():
-            for weight, value in zip(
-                layer.parameters(), (*[fit.whitening] * 3, fit.memory)
-            ):
+            for weight, value in zip(layer.parameters(), (L, L, L, P)):
                 weight.copy_(value)
         return layer
 
@@ -533,12 +520,11 @@ class OLSAttention(nn.Module):
         row."""
         check_tensors(X=X)
         d = self.W_Q.shape[0]
-        require(
-            X.shape[-1] == d,
-            "X",
+        got, wanted = (
             f"d = {X.shape[-1]} features",
             f"d = {d}, as the layer was built for",
         )
+        require(X.shape[-1] == d, "X", got, wanted)
         return linear_attention(X @ self.W_Q, X @ self.W_K, X @ self.W_V) @ self.W_P
 
     @staticmethod
