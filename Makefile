@@ -73,7 +73,7 @@ $(READY): pyproject.toml constraints.txt
 
 # Where it cannot be had, the browser tests say so: skipped on a reader's machine, failed in CI.
 chromium:
-	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name >/dev/null && exit 0; done; \
 	if [ "$$(id -u)" = 0 ]; then root=env; else root='sudo -n env'; fi; \
 	if command -v apt-get >/dev/null && $$root true 2>/dev/null; then \
 		echo 'Installing Chromium for the browser tests.'; \

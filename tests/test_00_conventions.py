@@ -1,6 +1,7 @@
 """Chapter 0: the claim, the errors, seeds, profiles, records and quotes."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -85,13 +86,14 @@ def test_a_sum_that_overflows_is_not_taken_for_infinity():
     check_tensors(X=torch.full((2, 2), 3e38), finite=True)
 
 
-def test_seeds_repeat_all_three_generators():
+def test_seeds_repeat_every_generator():
     def draw():
         generator = seed_everything(7)
-        return np.random.rand(), torch.rand(()).item(), torch.rand((), generator=generator).item()
+        return random.random(), np.random.rand(), torch.rand(()).item(), torch.rand((), generator=generator).item()
 
     assert draw() == draw()
-    for bad in (-1, 1.5, "0", 2**32):
+    seed_everything(np.int64(3))
+    for bad in (-1, 1.5, "0", 2**32, True):
         with pytest.raises(ValueError, match="seed: got"):
             seed_everything(bad)
 
@@ -154,3 +156,30 @@ def test_committed_records_have_their_origin():
         assert record.provenance["source"], record
     for path in folder.glob("*/*.json"):
         assert {"date", "torch", "device", "profile"} <= json.loads(path.read_text())["provenance"].keys(), path
+
+
+def test_quote_glues_under_experiment_and_field(monkeypatch):
+    glued = {}
+    monkeypatch.setattr("myst_nb.glue", lambda key, value, display: glued.update({key: value}))
+    quote(Record("trial", {"error": "a setting"}, {"error": 0.5}), "error", ".1f")
+    assert glued == {"trial.error": "0.5"}
+
+
+def test_a_record_that_is_no_json_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(ValueError):
+        Record("trial", {}, {"error": float("nan")}).save("bad", tmp_path)
+    assert not list(tmp_path.rglob("*.json"))
+    Record("trial", {}, {"error": np.float32(0.5)}).save("good", tmp_path)
+    assert load_records("trial", tmp_path)[0].measured["error"] == 0.5
+
+
+@pytest.mark.parametrize(("holds", "verdict"), [(True, "holds"), (False, "DOES NOT HOLD")])
+def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
+    said = dict(prediction="p", statistic="s", threshold="t", observed="o")
+    assert conventions.put_to_test(**said, holds=holds) is holds
+    assert capsys.readouterr().out.splitlines()[-1] == f"verdict     {verdict}"
+
+
+def test_an_unknown_name_is_no_array():
+    with pytest.raises(ValueError, match="tensors: got the name 'foo'; want an array of SYMBOLS"):
+        check_tensors(foo=torch.ones(2))

@@ -73,20 +73,22 @@ def scores_and_their_laws(p, H):
     )
 
 
-@claim(problems(), tolerance=1e-10, mutant=lambda p: scores_and_their_laws(p, p.X @ p.X.T))
+@claim(problems(), tolerance=1e-10, mutant=lambda p: scores_and_their_laws(p, hat_matrix(p.X, ridge=1e-6)))
 def test_thm_score_is_hat(p):
-    """Scores of whitened rows are the hat matrix: symmetric, idempotent, of trace d. Mutant: rows not whitened."""
+    """Scores of whitened rows are the hat matrix: symmetric, idempotent, of trace d. Mutant: a trace of ridge."""
     return scores_and_their_laws(p, hat_matrix(p.X))
 
 
-def without_attention_targets(p):
-    layer = OLSAttention.from_data(p.X, p.Y.flip(0))
+def values_not_whitened(p):
+    layer = OLSAttention.from_data(p.X, p.Y)
+    with torch.no_grad():
+        layer.W_V.copy_(torch.eye(len(layer.W_V), dtype=F64))
     return layer(p.X), p.projection @ p.Y
 
 
-@claim(problems(), tolerance=1e-10, mutant=without_attention_targets)
+@claim(problems(), tolerance=1e-10, mutant=values_not_whitened)
 def test_thm_one_pass(p):
-    """The stored layer's pass on its own data is HY. Mutant: targets in the wrong order."""
+    """The stored layer's pass on its own data is HY. Mutant: values left unwhitened."""
     return OLSAttention.from_data(p.X, p.Y)(p.X), p.projection @ p.Y
 
 
@@ -146,18 +148,24 @@ def test_prop_input_scale(p):
     return scaled(p, 2)
 
 
-def deficient(p, rcond):
+def deficient(p, null_part):
+    """Fits on features of which one depends on two others, plus a part along the null direction."""
+    d = p.X.shape[1]
     X = torch.cat([p.X, p.X[:, :1] - 2 * p.X[:, -1:]], dim=1)
+    null = torch.zeros(d + 1, 1, dtype=F64)
+    null[0] += 1
+    null[d - 1] -= 2
+    null[d] -= 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", np.exceptions.RankWarning)
-        fits = [least_squares(X, p.Y, rcond=rcond, mode=mode).coefficients for mode in ("accurate", "fast")]
+        fits = [least_squares(X, p.Y, mode=mode).coefficients + null_part * null for mode in ("accurate", "fast")]
     return torch.stack(fits), (torch.linalg.pinv(X, rtol=1e-9) @ p.Y).expand(2, -1, -1)
 
 
-@claim(problems(1.0), tolerance=1e-9, mutant=lambda p: deficient(p, 0.9))
+@claim(problems(1.0), tolerance=1e-9, mutant=lambda p: deficient(p, 1e-3))
 def test_prop_minimum_norm(p):
-    """Without the null directions: the pseudo-inverse's coefficients. Mutant: real directions dropped too."""
-    return deficient(p, None)
+    """Without the null directions: the pseudo-inverse's coefficients. Mutant: another minimiser, a little longer."""
+    return deficient(p, 0.0)
 
 
 def rotated(p, left, right):
@@ -177,26 +185,47 @@ def test_prop_rotation(p):
 
 def reparametrised(p, undo):
     d = p.X.shape[1]
-    W_Q, W_K, A = p.normal(d, d), p.normal(d, d), p.normal(d, d) + 4 * torch.eye(d, dtype=F64)
-    return (p.X @ W_Q @ A) @ (p.X @ W_K @ undo(A)).T, (p.X @ W_Q) @ (p.X @ W_K).T
+    layer, other = (OLSAttention(d, 2, dtype=F64, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    A = p.normal(d, d) + 4 * torch.eye(d, dtype=F64)
+    with torch.no_grad():
+        other.W_Q.copy_(other.W_Q @ A)
+        other.W_K.copy_(other.W_K @ undo(A))
+    return other(p.X), layer(p.X)
 
 
 @claim(problems(), tolerance=1e-9, mutant=lambda p: reparametrised(p, torch.linalg.inv))
 def test_prop_query_key(p):
-    """W_Q → W_Q A, W_K → W_K A⁻ᵀ changes no score. Mutant: the transpose forgotten."""
+    """W_Q → W_Q A, W_K → W_K A⁻ᵀ changes no output. Mutant: the transpose forgotten."""
     return reparametrised(p, lambda A: torch.linalg.inv(A).T)
 
 
+def rescaled(p, power):
+    s = 0.5 + 2 * torch.rand((), generator=p.rng, dtype=F64)
+    layer, other = OLSAttention.from_data(p.X, p.Y), OLSAttention.from_data(p.X, p.Y)
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            weight.mul_(s**power if name == "W_P" else s)
+    return other(p.X_query), layer(p.X_query)
+
+
+@claim(problems(1.0), tolerance=1e-9, mutant=lambda p: rescaled(p, -2))
+def test_prop_scaling(p):
+    """L → sL, P → s⁻³P changes no output. Mutant: s⁻²."""
+    return rescaled(p, -3)
+
+
 def second_look(p, ridge):
-    """S(Y − SY) for the projection and, as the converse, (S − S²)Y for a smoother that is none."""
+    """What a second look adds: by two passes, and from the spectrum h of the smoother as h(1 − h)."""
     H, S = hat_matrix(p.X, ridge=ridge), hat_matrix(p.X, ridge=0.5)
-    left = torch.stack([H @ (p.Y - H @ p.Y), S @ (p.Y - S @ p.Y)])
-    return left, torch.stack([torch.zeros_like(p.Y), (S - S @ S) @ p.Y])
+    left_vectors, singular, _ = torch.linalg.svd(p.X, full_matrices=False)
+    h = singular**2 / (singular**2 + 0.5)
+    expected = left_vectors * (h * (1 - h)) @ left_vectors.T @ p.Y
+    return torch.stack([H @ (p.Y - H @ p.Y), S @ (p.Y - S @ p.Y)]), torch.stack([torch.zeros_like(p.Y), expected])
 
 
 @claim(problems(), tolerance=1e-10, mutant=lambda p: second_look(p, 0.01))
 def test_thm_second_look(p):
-    """A projection finds nothing in its residual; any S finds (S − S²)Y. Mutant: a ridge, which is no projection."""
+    """A projection finds nothing in its residual, a ridge what its spectrum says. Mutant: a ridge instead."""
     return second_look(p, 0.0)
 
 
@@ -231,6 +260,9 @@ def test_bad_features_are_named(call, X, sentence):
         ({"ridge": math.nan}, "ridge: got nan"),
         ({"ridge": "1"}, "ridge: got '1'"),
         ({"rcond": 1.0}, "rcond: got 1.0"),
+        ({"rcond": -0.1}, "rcond: got -0.1"),
+        ({"intercept": "no"}, "intercept: got 'no'; want True or False"),
+        ({"mode": ["fast"]}, "mode: got"),
         ({"weights": torch.ones(3)}, "weights: got n = 3 rows of the context; want n = 4, as in X"),
         ({"weights": -torch.ones(4)}, "weights: got a smallest entry of -1"),
         ({"weights": torch.zeros(4)}, "weights: got zeros only"),
@@ -239,6 +271,25 @@ def test_bad_features_are_named(call, X, sentence):
 def test_bad_options_are_named(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         least_squares(torch.randn(4, 2), torch.randn(4, 1), **options)
+
+
+def test_one_problem_without_weight_is_named():
+    with pytest.raises(ValueError, match="weights: got zeros only"):
+        least_squares(torch.randn(2, 4, 2), torch.randn(2, 4, 1), weights=torch.tensor([[1.0] * 4, [0.0] * 4]))
+
+
+@pytest.mark.parametrize(
+    ("X_query", "sentence"),
+    [
+        (torch.ones(5, 1), "X_query: got d = 1, torch.float32, batch .*; want d = 3"),
+        (torch.ones(5, 3, dtype=F64), "X_query: got d = 3, torch.float64, batch .*; want d = 3, torch.float32"),
+        (torch.ones(2, 5, 3), r"X_query: got d = 3, torch.float32, batch \(2,\)"),
+        (torch.full((5, 3), math.nan), "X_query: got 15 NaN"),
+    ],
+)
+def test_queries_that_do_not_fit_the_context_are_named(X_query, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        least_squares(torch.randn(30, 3), torch.randn(30, 2)).predict(X_query)
 
 
 def test_mismatched_lengths_are_named():
@@ -255,6 +306,91 @@ def test_rank_deficiency_is_said(mode, dtype):
     with pytest.warns(np.exceptions.RankWarning, match="X: rank 2 of d = 3 at rcond = .* minimum norm"):
         L = whiten(torch.cat([X, X.sum(1, keepdim=True)], 1), mode=mode)
     assert (L[:, 2] == 0).all()
+
+
+def nearly_dependent(condition):
+    """Features of this condition number, targets, and the coefficients without the weakest direction."""
+    rng = torch.Generator().manual_seed(0)
+    U = torch.linalg.qr(torch.randn(30, 3, dtype=F64, generator=rng)).Q
+    V = torch.linalg.qr(torch.randn(3, 3, dtype=F64, generator=rng)).Q
+    X = U * torch.tensor([1.0, 0.7, 1 / condition], dtype=F64) @ V.T
+    Y = torch.randn(30, 1, dtype=F64, generator=rng)
+    return X, Y, V[:, :2] / torch.tensor([1.0, 0.7], dtype=F64) @ U[:, :2].T @ Y
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.RankWarning")
+def test_rcond_reaches_every_fit():
+    X, Y, kept = nearly_dependent(1e4)
+    batch = torch.stack([X, 2 * X])
+    estimator = LeastSquares(fit_intercept=False, rcond=1e-3).fit(X.numpy(), Y.numpy())
+    torch.testing.assert_close(least_squares(X, Y, rcond=1e-3).coefficients, kept)
+    torch.testing.assert_close(torch.from_numpy(estimator.coef_).mT, kept)
+    torch.testing.assert_close(OLSAttention.from_data(X, Y, rcond=1e-3)(X), X @ kept)
+    torch.testing.assert_close(hat_matrix(batch, rcond=1e-3) @ Y, (X @ kept).expand(2, -1, -1))
+    assert estimator.rank_ == 2
+
+
+def test_mode_reaches_every_fit_and_the_warning_points_here():
+    """At this condition number the fast mode drops a direction and says so; the accurate mode does not."""
+    X, Y, _ = nearly_dependent(1e10)
+    fits = [
+        lambda mode: whiten(X, mode=mode),
+        lambda mode: least_squares(X, Y, mode=mode),
+        lambda mode: OLSAttention.from_data(X, Y, mode=mode),
+        lambda mode: OLSAttention.in_context(X, Y, X, mode=mode),
+        lambda mode: LeastSquares(mode=mode).fit(X.numpy(), Y.numpy()),
+    ]
+    for fit in fits:
+        fit("accurate")
+        with pytest.warns(np.exceptions.RankWarning, match="rank 2 of d = 3 at rcond = 2.6e-08") as heard:
+            fit("fast")
+        assert heard[0].filename == __file__
+
+
+def test_the_default_threshold_is_the_documented_one_and_the_lowest_rank_is_said():
+    X = torch.ones(2, 50, 3, dtype=F64)
+    X[0, :25, 0] = -1
+    with pytest.warns(np.exceptions.RankWarning, match="rank 1 of d = 3 at rcond = 1.1e-14"):
+        whiten(X)
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [-35, -20, 0, 18, 35])
+def test_units_do_not_matter(mode, dtype, exponent):
+    rng = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(60, width, dtype=dtype, generator=rng) for width in (3, 1))
+    unit = 2.0 ** round(exponent * math.log2(10))
+    scaled = least_squares(X * unit, Y, mode=mode).coefficients * unit
+    torch.testing.assert_close(scaled, least_squares(X, Y, mode=mode).coefficients)
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_a_far_mean_in_single_precision(mode):
+    rng = torch.Generator().manual_seed(0)
+    X = torch.randn(100_000, 3, generator=rng) + 1000
+    Y = X @ torch.tensor([[1.0], [2.0], [3.0]]) + torch.randn(100_000, 1, generator=rng)
+    wide = least_squares(X.double(), Y.double(), intercept=True)
+    fit = least_squares(X, Y, intercept=True, mode=mode)
+    torch.testing.assert_close(fit.coefficients.double(), wide.coefficients, atol=1e-4, rtol=0)
+    torch.testing.assert_close(fit.predict(X[:9]).double(), wide.predict(X[:9].double()), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_a_constant_column_beside_an_intercept_has_no_slope(mode):
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=2000), np.full(2000, 123456.7)])
+    with pytest.warns(np.exceptions.RankWarning, match="rank 1 of d = 2"):
+        fitted = LeastSquares(mode=mode).fit(X, np.arange(2000.0))
+    assert fitted.coef_[1] == 0 and fitted.rank_ == 1
+
+
+def test_autocast_does_not_reach_a_factorisation():
+    X, Y = torch.randn(50, 4), torch.randn(50, 1)
+    for mode in ("accurate", "fast"):
+        expected = least_squares(X, Y, mode=mode).predict(X)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(least_squares(X, Y, mode=mode).predict(X), expected)
 
 
 @pytest.mark.parametrize("mode", ["accurate", "fast"])
@@ -295,7 +431,7 @@ def test_more_rows_than_a_block_and_a_far_mean_cost_no_digits():
 
 
 @pytest.mark.parametrize("degree", range(1, 8))
-def test_accurate_mode_has_the_error_of_lapack(degree):
+def test_errors_beside_those_of_lapack(degree):
     """Integer problems have a solution that is known to the last bit; ten times LAPACK's error is the margin."""
     t = torch.arange(1.0, 21.0, dtype=F64)
     X = torch.stack([t**j for j in range(degree + 1)], dim=1)
@@ -306,6 +442,10 @@ def test_accurate_mode_has_the_error_of_lapack(degree):
     error = lambda b: (b - beta).norm() / beta.norm()
     lapack = torch.tensor(np.linalg.lstsq(X.numpy(), Y.numpy())[0])
     assert error(least_squares(X, Y).coefficients) <= 10 * error(lapack) + 1e-13
+    if degree == 3:  # a condition number of about 1e4: one look is not enough, two are
+        L = whiten(X, mode="fast")
+        assert error(L @ (L.mT @ (X.mT @ Y))) > 100 * error(lapack)
+        assert error(least_squares(X, Y, mode="fast").coefficients) <= 10 * error(lapack) + 1e-13
 
 
 @pytest.mark.parametrize("mode", ["accurate", "fast"])
@@ -317,6 +457,19 @@ def test_gradients_reach_features_and_targets(mode):
     assert torch.autograd.gradcheck(
         lambda *a: OLSAttention.in_context(*a, intercept=True, mode=mode), (X, Y, X_query), atol=1e-6
     )
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_gradients_where_singular_values_coincide(mode):
+    X = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=F64, requires_grad=True)
+    Y = torch.randn(4, 1, dtype=F64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    w = torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=F64, requires_grad=True)
+    for weights in (None, w):
+        assert torch.autograd.gradcheck(
+            lambda X, Y: least_squares(X, Y, weights=weights, mode=mode).coefficients, (X, Y)
+        )
+    least_squares(X, Y, weights=w, mode=mode).coefficients.sum().backward()
+    assert torch.isfinite(w.grad).all()
 
 
 # ---------------------------------------------------------------- linear_attention
@@ -354,6 +507,28 @@ def test_linear_attention_equals_the_quadratic_form(T, S, causal):
             atol=1e-10,
             rtol=0,
         )
+
+
+def test_causal_memory_crosses_segments():
+    q, k, v = inputs(5000, 5007, K=2, Kv=2, batch=())
+    torch.testing.assert_close(
+        linear_attention(q, k, v, causal=True), quadratic(q, k, v, causal=True), atol=1e-9, rtol=0
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_half_precision_sums_are_wide(causal):
+    q, k, v = (torch.full((3000, 8), x, dtype=torch.float16) for x in (6e-3, 6.0, 6.0))
+    got = linear_attention(q, k, v, causal=causal)[-1]
+    torch.testing.assert_close(got.float(), torch.full((8,), 8 * 3000 * 6e-3 * 36), rtol=2e-3, atol=0)
+
+
+def test_hidden_keys_may_hold_anything():
+    q, k, v = inputs(4, 6)
+    mask = torch.tensor([True] * 4 + [False] * 2)
+    expected = linear_attention(q, k[:, :4], v[:, :4])
+    k[:, 4:], v[:, 4:] = math.nan, math.inf
+    torch.testing.assert_close(linear_attention(q, k, v, mask=mask), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -414,6 +589,9 @@ def test_linear_attention_traces_without_a_graph_break(causal):
             r"mask: got shape \(8, 9\); want one that broadcasts to \(…, T, S\) = \(2, 9, 9\)",
         ),
         ({"mask": torch.ones(1, 2, 9, 9, dtype=torch.bool)}, "mask: got shape"),
+        ({"mask": torch.ones(3, 1, 9, dtype=torch.bool)}, "mask: got shape"),
+        ({"mask": [[True]]}, "mask: got dtype list"),
+        ({"causal": "no"}, "causal: got 'no'; want True or False"),
     ],
 )
 def test_linear_attention_names_what_is_wrong(change, sentence):
@@ -433,8 +611,11 @@ def test_layer_saves_loads_and_complains():
     assert torch.equal(layer(X), copy(X)) and layer(X).shape == (4, 6, 2)
     with pytest.raises(ValueError, match="X: got d = 5 features; want d = 3"):
         layer(torch.randn(6, 5))
-    with pytest.raises(ValueError, match="n_features: got 0; want a positive integer"):
-        OLSAttention(0, 1)
+    with pytest.raises(ValueError, match="X: got dtype torch.float64; want torch.float32, as the weights have"):
+        layer(X.double())
+    for bad in (0, -1, True, 2.0):
+        with pytest.raises(ValueError, match="n_features: got .*; want a positive integer"):
+            OLSAttention(bad, 1)
     with pytest.raises(ValueError, match="the weights hold one data set"):
         OLSAttention.from_data(torch.randn(2, 20, 3), torch.randn(2, 20, 1))
 
@@ -442,6 +623,9 @@ def test_layer_saves_loads_and_complains():
 def test_layer_draws_its_weights_from_the_generator():
     first, second = (OLSAttention(3, 2, generator=torch.Generator().manual_seed(1)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+    assert OLSAttention(400, 1).W_Q.std().item() == pytest.approx(1 / 20, rel=0.02)
+    assert OLSAttention(np.int64(2), 1, device="meta").W_P.device.type == "meta"
+    assert repr(first) == "OLSAttention(n_features=3, n_outputs=2)"
 
 
 @pytest.mark.parametrize("mode", ["accurate", "fast"])
@@ -480,3 +664,15 @@ def test_estimator_follows_the_dtype():
     X = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
     fitted = LeastSquares().fit(X, X[:, 0])
     assert fitted.coef_.dtype == np.float32 and fitted.predict(X).dtype == np.float32
+
+
+def test_estimator_takes_views_and_names_its_own_arguments():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 3)), rng.normal(size=30)
+    np.testing.assert_allclose(
+        LeastSquares().fit(X[::-1, ::-1], y[::-1]).coef_[::-1], LeastSquares().fit(X, y).coef_, atol=1e-12
+    )
+    with pytest.raises(ValueError, match="sample_weight: got entries from -1 to 1"):
+        LeastSquares().fit(X, y, np.where(np.arange(30) == 3, -1.0, 1.0))
+    with pytest.raises(ValueError, match="y: got values beyond float32"):
+        LeastSquares().fit(X.astype(np.float32), y * 1e200)

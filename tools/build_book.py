@@ -16,7 +16,7 @@ import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
-PAGES = ["nbs", "_static", "_config.yml", "_toc.yml", "references.bib"]
+PAGES = ["nbs", "_static", "_config.yml", "_toc.yml", "references.bib", "settings.ini"]
 CODE = ["gbattn", "results", "_ext", "constraints.txt"]
 
 
