@@ -464,10 +464,7 @@ def test_gradients_where_singular_values_coincide(mode):
     X = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=F64, requires_grad=True)
     Y = torch.randn(4, 1, dtype=F64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     w = torch.tensor([1.0, 2.0, 0.0, 1.0], dtype=F64, requires_grad=True)
-    for weights in (None, w):
-        assert torch.autograd.gradcheck(
-            lambda X, Y: least_squares(X, Y, weights=weights, mode=mode).coefficients, (X, Y)
-        )
+    assert torch.autograd.gradcheck(lambda *a: least_squares(*a, mode=mode).coefficients, (X, Y))
     least_squares(X, Y, weights=w, mode=mode).coefficients.sum().backward()
     assert torch.isfinite(w.grad).all()
 
