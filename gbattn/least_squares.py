@@ -56,7 +56,8 @@ def _outside_the_library() -> int:
         level, frame = level + 1, frame.f_back
     return level
 
-# %% ../nbs/01_least_squares.ipynb #376cbfb4
+# %% ../nbs/01_least_squares.ipynb #9fdfbdbc
+#| code-fold: true
 def _exponents(dtype: torch.dtype) -> tuple[int, int]:
     """The range of exponents of a dtype."""
     info = torch.finfo(dtype)
@@ -105,7 +106,7 @@ def _inverse_lengths(
         )
     return torch.where(keep, 1 / length.where(keep, 1), 0)
 
-
+# %% ../nbs/01_least_squares.ipynb #12015aac
 def whiten(
     X: torch.Tensor,
     rcond: float | None = None,
