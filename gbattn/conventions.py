@@ -270,7 +270,7 @@ def profile(**choices):
     )
     return choices[name]
 
-# %% ../nbs/00_conventions.ipynb #8d68a305
+# %% ../nbs/00_conventions.ipynb #09797e03
 COLOURS: dict[str, str] = {
     "theory": "#222222",
     "reference": "#5f6b7a",
@@ -280,6 +280,7 @@ COLOURS: dict[str, str] = {
     "ridge": "#56b4e9",
     "linear attention": "#009e73",
     "softmax attention": "#d55e00",
+    "delta rule": "#b8860b",
     "twicing": "#e69f00",
     "boosted attention": "#cc79a7",
     "gradient boosting": "#7f4f9e",

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['RULES', 'FastWeights', 'ridge_attention', 'descend', 'running_softmax']
 
-# %% ../nbs/02_memory.ipynb #c0800c97
+# %% ../nbs/02_memory.ipynb #c426516a
 import math
 from numbers import Real
 
 import torch
 from torch import nn
 
-from .conventions import check_tensors, require
+from .conventions import check_tensors, is_count, require
 from .least_squares import least_squares
 
 # %% ../nbs/02_memory.ipynb #7e9456f1
@@ -22,7 +22,7 @@ RULES = ("hebb", "delta", "recursive_least_squares")
 def _is_number(x: object) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
-# %% ../nbs/02_memory.ipynb #876c49f1
+# %% ../nbs/02_memory.ipynb #5640081b
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
     seen = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
@@ -109,8 +109,7 @@ class FastWeights:
         device: torch.device | str | None = None,
     ):
         for name, size in (("key_width", key_width), ("value_width", value_width)):
-            positive = isinstance(size, int) and size > 0
-            require(positive, name, repr(size), "a positive integer")
+            require(is_count(size), name, repr(size), "a positive integer")
         require(rule in RULES, "rule", repr(rule), "one of " + ", ".join(RULES))
         positive = _is_number(rate) and rate > 0
         require(positive, "rate", repr(rate), "a positive number")
@@ -297,7 +296,7 @@ def ridge_attention(
     )
     return memory.stream(q, k, v)
 
-# %% ../nbs/02_memory.ipynb #9dfc7943
+# %% ../nbs/02_memory.ipynb #0d3a9078
 def descend(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -343,8 +342,7 @@ def descend(
     2; von Oswald et al. (2023).
     """
     sizes = check_tensors(finite=True, X=X, Y=Y, X_query=X_query)
-    positive = isinstance(steps, int) and steps > 0
-    require(positive, "steps", repr(steps), "a positive integer")
+    require(is_count(steps), "steps", repr(steps), "a positive integer")
     d = sizes["d"]
     if preconditioner is None:
         preconditioner = torch.eye(d, dtype=X.dtype, device=X.device)
@@ -371,7 +369,7 @@ def descend(
         predictions.append(F_query)
     return torch.stack(predictions)
 
-# %% ../nbs/02_memory.ipynb #44296177
+# %% ../nbs/02_memory.ipynb #e4e8bec4
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
