@@ -22,7 +22,7 @@ RULES = ("hebb", "delta", "recursive_least_squares")
 def _is_number(x: object) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
-# %% ../nbs/02_memory.ipynb #5640081b
+# %% ../nbs/02_memory.ipynb #85ff6983
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
     seen = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
@@ -89,8 +89,8 @@ class FastWeights:
 
     Notes
     -----
-    Written in chunks of 64 tokens: cost is linear in the number of tokens and the
-    result is that of token by token. Not differentiable through ``write`` with
+    Written in chunks of up to 64 tokens: cost is linear in the number of tokens and
+    the result is that of token by token. Not differentiable through ``write`` with
     ``recursive_least_squares``. Source: chapter 2; Schlag et al. (2021), Yang et
     al. (2024) for the delta rule.
     """
@@ -214,15 +214,15 @@ class FastWeights:
             theirs = (tensor.dtype, tuple(tensor.shape[:-2]))
             got, wanted = (f"dtype {d} and batch {b}" for d, b in (theirs, mine))
             require(theirs == mine, name, got, f"{wanted}, the memory's")
+        # Inside a chunk a token weighs up to 1/γ^length: kept below 10⁸.
+        fade = -math.log(self.forgetting)
+        length = 64 if 64 * fade < 18 else max(1, int(18 / fade))
         reads = []
-        for start in range(0, sizes["S"], 64):
-            block = slice(start, start + 64)
+        for start in range(0, sizes["S"], length):
+            block = slice(start, start + length)
             q_block = None if q is None else q[..., block, :]
-            reads.append(
-                self._write_chunk(
-                    q_block, k[..., block, :], v[..., block, :], before
-                )
-            )
+            chunk = (q_block, k[..., block, :], v[..., block, :])
+            reads.append(self._write_chunk(*chunk, before))
         self.count += sizes["S"]
         return None if q is None else torch.cat(reads, dim=-2)
 

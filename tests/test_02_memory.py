@@ -197,17 +197,37 @@ def test_streaming_does_not_depend_on_how_it_is_cut(rule, before):
     torch.testing.assert_close(written.read(q), q @ written.memory, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("rule", ["hebb", "recursive_least_squares"])
-def test_forgetting_weighs_a_token_by_its_age(rule):
+@pytest.mark.parametrize(
+    ("rule", "gamma", "tolerance"),
+    [("hebb", 0.99, 1e-10), ("hebb", 0.3, 1e-10), ("hebb", 1e-6, 1e-10)]
+    # The faster least squares forgets, the nearer its problem is to having too few tokens.
+    + [
+        ("recursive_least_squares", 0.99, 1e-10),
+        ("recursive_least_squares", 0.9, 1e-9),
+        ("recursive_least_squares", 0.5, 1e-5),
+    ],
+)
+def test_forgetting_weighs_a_token_by_its_age(rule, gamma, tolerance):
     rng = torch.Generator().manual_seed(0)
     k, v = (torch.randn(150, width, generator=rng, dtype=F64) for width in (3, 2))
-    age = 0.95 ** torch.arange(149, -1, -1, dtype=F64)
-    memory = FastWeights(3, 2, rule=rule, ridge=0.4, forgetting=0.95, dtype=F64).write(k, v).memory
-    if rule == "hebb":
-        expected = k.T * age @ v
-    else:
-        expected = least_squares(k, v, weights=age, ridge=0.4 * 0.95**150).coefficients
-    torch.testing.assert_close(memory, expected, atol=1e-10, rtol=0)
+    q = torch.randn(150, 3, generator=rng, dtype=F64)
+    memory = FastWeights(3, 2, rule=rule, ridge=0.4, forgetting=gamma, dtype=F64)
+    reads = memory.stream(q, k, v)
+    for t in (0, 40, 149):
+        age = gamma ** torch.arange(t, -1, -1, dtype=F64)
+        if rule == "hebb":
+            expected = k[: t + 1].T * age @ v[: t + 1]
+        else:
+            A = k[: t + 1].T * age @ k[: t + 1] + 0.4 * gamma ** (t + 1) * torch.eye(3, dtype=F64)
+            expected = torch.linalg.solve(A, k[: t + 1].T * age @ v[: t + 1])
+        torch.testing.assert_close(reads[t], q[t] @ expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("rule", ["hebb", "recursive_least_squares"])
+def test_fast_forgetting_stays_finite_in_single_precision(rule):
+    k, v = torch.ones(200, 1), torch.arange(200.0)[:, None]
+    memory = FastWeights(1, 1, rule=rule, ridge=1e-3, forgetting=0.01)
+    assert torch.isfinite(memory.stream(k, k, v)).all()
 
 
 def test_least_squares_stays_exact_over_a_long_stream():
