@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-# %% ../nbs/00_conventions.ipynb #63748e15
+# %% ../nbs/00_conventions.ipynb #c27d3834
 class Symbol(NamedTuple):
     """One entry of the notation: its LaTeX, its meaning and, for an array, its
     shape.
@@ -59,6 +59,15 @@ SYMBOLS: dict[str, Symbol] = {
     "v": Symbol("v", "values", ("S", "Kv")),
     "L": Symbol("L", "whitening, LLᵀ = (XᵀX)⁺", ("d", "d")),
     "beta": Symbol(r"\beta", "coefficients", ("d", "c")),
+    # smoothers
+    "smoother": Symbol(
+        "S", "smoother, a matrix from observed to fitted values", ("n", "n")
+    ),
+    "truth": Symbol("f", "what the targets would be without noise", ("n", "c")),
+    # associative memory
+    "N": Symbol("N", "stored patterns"),
+    "patterns": Symbol("X", "stored patterns, one a row", ("N", "d")),
+    "state": Symbol(r"\xi", "states of a memory, one a row", ("m", "d")),
     # the one line
     "F": Symbol("F", "the estimate", ("n", "c")),
     "r": Symbol("r", "the residual, target − F", ("n", "c")),
@@ -270,7 +279,7 @@ def profile(**choices):
     )
     return choices[name]
 
-# %% ../nbs/00_conventions.ipynb #09797e03
+# %% ../nbs/00_conventions.ipynb #aea82ccc
 COLOURS: dict[str, str] = {
     "theory": "#222222",
     "reference": "#5f6b7a",
@@ -281,6 +290,10 @@ COLOURS: dict[str, str] = {
     "linear attention": "#009e73",
     "softmax attention": "#d55e00",
     "delta rule": "#b8860b",
+    "local linear": "#332288",
+    "Sinkhorn": "#999933",
+    "polynomial energy": "#8a9a00",
+    "exponential energy": "#c51b7d",
     "twicing": "#e69f00",
     "boosted attention": "#cc79a7",
     "gradient boosting": "#7f4f9e",

@@ -1,0 +1,533 @@
+"""Chapter 4: the claims with their mutants, and what a lesson should not carry: faults, dtypes, batches."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn.hopfield import (
+    KINDS,
+    capacity_curve,
+    energy,
+    jacobian,
+    recall_bits,
+    retrieve,
+    separation,
+    update,
+)
+
+F64 = torch.float64
+
+
+class Memory:
+    """A drawn memory: patterns X (N, d) of drawn length, states near and far, a sharpness, and a generator for more."""
+
+    def __init__(self, seed, N, d, length, log_beta):
+        self.rng = torch.Generator().manual_seed(seed)
+        self.N, self.d, self.beta = N, d, 10.0**log_beta
+        self.X = length * self.normal(N, d) / math.sqrt(d)
+        self.state = 2 * length * self.normal(5, d) / math.sqrt(d)
+        self.M = self.X.norm(dim=-1).max()
+
+    def normal(self, *size):
+        return torch.randn(*size, generator=self.rng, dtype=F64)
+
+    def uniform(self, low, high):
+        return low + (high - low) * torch.rand((), generator=self.rng, dtype=F64).item()
+
+    @property
+    def diameter(self):
+        return max((a - b).norm() for a in self.X for b in self.X)
+
+    def outside(self, states):
+        """The part of the states that the patterns do not span, by a road that uses no attention."""
+        Q = torch.linalg.qr(self.X.T).Q
+        return states - states @ Q @ Q.T
+
+
+def memories(smallest=2, largest=8, dimensions=(2, 10), length=(0.3, 1.5)):
+    return st.builds(
+        Memory,
+        st.integers(0, 2**31),
+        st.integers(smallest, largest),
+        st.integers(*dimensions),
+        st.floats(*length),
+        st.floats(-1, 0.7),
+    )
+
+
+def gradient(p, kind, beta):
+    state = p.state.clone().requires_grad_()
+    energy(state, p.X, kind, beta).sum().backward()
+    return state.grad
+
+
+def steps_and_gradients(p, beta):
+    left = torch.stack([update(p.state, p.X, kind, p.beta) for kind in KINDS])
+    right = torch.stack([p.state - gradient(p, kind, beta) for kind in KINDS])
+    scale = right.abs().amax((1, 2), keepdim=True).clamp_min(1)  # each kind on its own scale
+    return left / scale, right / scale
+
+
+@claim(memories(), tolerance=1e-10, mutant=lambda p: steps_and_gradients(p, 1.01 * p.beta))
+def test_thm_update_gradient(p):
+    """Every update is ξ − ∇E, the gradient taken by autograd. Mutant: the energy of another sharpness."""
+    return steps_and_gradients(p, p.beta)
+
+
+def energies_after_and_allowed(p, share):
+    after, allowed = [], []
+    for kind, degree in (("linear", 2), ("polynomial", 4), ("exponential", 2), ("log-sum-exp", 2)):
+        g, beta = p.uniform(0.05, 1.95), min(p.beta, 1.0)
+        start = 0.5 * p.state
+        full = update(start, p.X, kind, beta, degree) - start
+        drop = share(g) * full.square().sum(-1)
+        before = energy(start, p.X, kind, beta, degree)
+        scale = 1 + before.abs() + drop
+        after.append(energy(update(start, p.X, kind, beta, degree, gain=g), p.X, kind, beta, degree) / scale)
+        allowed.append((before - drop) / scale)
+    return torch.stack(after), torch.stack(allowed)
+
+
+@claim(
+    memories(),
+    tolerance=1e-11,
+    relation="<=",
+    mutant=lambda p: energies_after_and_allowed(p, lambda g: 2 * g * (2 - g) + 0.5),
+)
+def test_thm_descent(p):
+    """A step of gain g lowers a convex kind's energy by ½g(2−g)‖f(ξ)−ξ‖² or more. Mutant: by four times that."""
+    return energies_after_and_allowed(p, lambda g: 0.5 * g * (2 - g))
+
+
+def floor_and_ceiling(p, factor):
+    inside = update(p.state, p.X, beta=p.beta)
+    low = 0.5 * (p.state.norm(dim=-1) - p.M).square()
+    return torch.stack([low, energy(inside, p.X, beta=p.beta), inside.norm(dim=-1)]), torch.stack(
+        [energy(p.state, p.X, beta=p.beta), (factor * p.M**2).expand(5), p.M.expand(5)]
+    )
+
+
+@claim(memories(), tolerance=1e-12, relation="<=", mutant=lambda p: floor_and_ceiling(p, 0.2))
+def test_prop_floor(p):
+    """½(‖ξ‖ − M)² ≤ E anywhere, E ≤ 2M² and ‖ξ‖ ≤ M after a step. Mutant: a ceiling of 0.2 M²."""
+    return floor_and_ceiling(p, 2.0)
+
+
+def attended(p, scale):
+    return torch.nn.functional.scaled_dot_product_attention(p.state, p.X, p.X, scale=scale)
+
+
+@claim(
+    memories(),
+    tolerance=1e-12,
+    mutant=lambda p: (update(p.state, p.X, beta=p.beta), attended(p, p.beta / math.sqrt(p.d))),
+)
+def test_prop_attention_step(p):
+    """The update is torch's attention with scale β. Mutant: torch's default scale on top."""
+    return update(p.state, p.X, beta=p.beta), attended(p, p.beta)
+
+
+class Bits:
+    """A drawn memory of signs, asked for drawn states."""
+
+    def __init__(self, seed, N, d, kind):
+        rng = torch.Generator().manual_seed(seed)
+        signs = lambda rows: 1.0 - 2 * (torch.rand(rows, d, generator=rng) < 0.5).to(F64)
+        self.X, self.state, self.kind = signs(N), signs(4), kind
+
+    def F(self, z):
+        return {"linear": z**2 / 2, "polynomial": z**3, "exponential": z.exp()}[self.kind]
+
+    def both_ways(self):
+        """Energy with each bit down minus up, one flip at a time."""
+        result = torch.empty_like(self.state)
+        for b in range(self.state.shape[1]):
+            up, down = self.state.clone(), self.state.clone()
+            up[:, b], down[:, b] = 1, -1
+            result[:, b] = (self.F(up @ self.X.T) - self.F(down @ self.X.T)).sum(-1)
+        return result
+
+    def settled(self, field):
+        """Signs of the field; a bit that makes no difference stays."""
+        return torch.where(field.abs() <= 1e-9 * field.abs().max(), self.state, field.sign())
+
+
+def bits():
+    kinds = st.sampled_from(KINDS[:3])
+    return st.builds(Bits, st.integers(0, 2**31), st.integers(1, 12), st.integers(2, 9), kinds)
+
+
+def without_correction(p):
+    z = p.state @ p.X.T
+    return p.settled((p.F(z + 2) - p.F(z - 2)) @ p.X), p.settled(p.both_ways())
+
+
+@claim(bits(), tolerance=1e-12, mutant=without_correction)
+def test_prop_bits(p):
+    """Two matrix products decide all flips. Mutant: what a bit says to itself is left in."""
+    return recall_bits(p.state, p.X, p.kind, 3), p.settled(p.both_ways())
+
+
+def retrieval(p, factor):
+    rho = p.uniform(0, 0.3)
+    away = p.normal(p.N, p.d)
+    asked = p.X + rho * away / away.norm(dim=-1, keepdim=True)
+    epsilon = (p.N - 1) * (-p.beta * (separation(p.X) - 2 * p.M * rho)).exp()
+    weights = (p.beta * asked @ p.X.T).softmax(-1).diagonal()
+    error = (update(asked, p.X, beta=p.beta) - p.X).norm(dim=-1)
+    scale = epsilon.clamp_min(1)  # a bound above one says nothing; keep it from hiding the others
+    return torch.stack([error, 1 - weights]) / scale, torch.stack([2 * p.M * epsilon, epsilon]) * factor / scale
+
+
+@claim(
+    memories(length=(1.0, 4.0)),
+    tolerance=1e-12,
+    relation="<=",
+    mutant=lambda p: retrieval(p, 0.02),
+)
+def test_thm_one_step_retrieval(p):
+    """Weight elsewhere ≤ ε and error ≤ 2Mε. Mutant: a fiftieth of both."""
+    return retrieval(p, 1.0)
+
+
+def erased(p, seen):
+    left = [update(p.state, p.X, kind, beta=0.5) for kind in KINDS]
+    right = [update(seen(p.state), p.X, kind, beta=0.5) for kind in KINDS]
+    scale = torch.stack(left).abs().amax().clamp_min(1)
+    rest = p.outside(torch.cat(left))
+    return torch.cat([*left, rest]) / scale, torch.cat([*right, torch.zeros_like(rest)]) / scale
+
+
+@claim(memories(largest=4, dimensions=(5, 10)), tolerance=1e-10, mutant=lambda p: erased(p, lambda s: 0.99 * s))
+def test_thm_erasure(p):
+    """No kind sees or returns what the patterns do not span. Mutant: a state that is shrunk inside the span too."""
+    return erased(p, lambda s: s - p.outside(s))
+
+
+def jacobians(p, ours):
+    by_autograd = torch.stack(
+        [torch.autograd.functional.jacobian(lambda x: update(x[None], p.X, beta=p.beta)[0], s) for s in p.state]
+    )
+    smallest = torch.linalg.eigvalsh(by_autograd).amin(-1).clamp_max(0)
+    return torch.cat([ours.flatten(), ours.flatten(), smallest]), torch.cat(
+        [by_autograd.flatten(), by_autograd.mT.flatten(), torch.zeros(5, dtype=F64)]
+    )
+
+
+@claim(memories(), tolerance=1e-9, mutant=lambda p: jacobians(p, jacobian(p.state, p.X, p.beta) / p.beta + 1e-3))
+def test_prop_jacobian(p):
+    """β Cov_p(x) is autograd's Jacobian, symmetric, without negative eigenvalues. Mutant: the covariance alone."""
+    return jacobians(p, jacobian(p.state, p.X, p.beta))
+
+
+def norm_and_bounds(p, factor):
+    asked = torch.cat([p.X, p.state])
+    weights = (p.beta * asked @ p.X.T).softmax(-1)
+    p_1_p = weights * (1 - weights)
+    norm = torch.linalg.matrix_norm(jacobian(asked, p.X, p.beta), 2)
+    by_diameter = (p.beta * p.diameter**2 / 4).expand_as(norm)
+    by_radius = (p.beta * (p.X - p.X.mean(0)).norm(dim=-1).max() ** 2).expand_as(norm)
+    by_weights = 2 * p.beta * p.M**2 * p_1_p.sum(-1)
+    by_largest = 2 * p.beta * p.N * p.M**2 * p_1_p.amax(-1)
+    left, right = (
+        torch.stack([norm, by_diameter, norm, by_weights]),
+        torch.stack([factor * by_diameter, by_radius, by_weights, by_largest]),
+    )
+    return left / p.beta, right / p.beta
+
+
+@claim(memories(), tolerance=1e-12, relation="<=", mutant=lambda p: norm_and_bounds(p, 0.5))
+def test_prop_jacobian_bounds(p):
+    """‖J‖ ≤ ¼βD² ≤ βm² and ‖J‖ ≤ 2βM²Σp(1−p) ≤ 2βNM²max p(1−p). Mutant: an eighth of βD²."""
+    return norm_and_bounds(p, 1.0)
+
+
+def forgotten(p, contraction):
+    beta = 4 * p.uniform(0.2, 0.9) / p.diameter.item() ** 2
+    kappa = contraction(beta * p.diameter**2 / 4)
+    paths = retrieve(p.state, p.X, 12, beta=beta, path=True)
+    apart = (paths[:, :1] - paths[:, 1:]).norm(dim=-1)  # (13, 4)
+    powers = kappa ** torch.arange(13, dtype=F64)
+    end = retrieve(p.state, p.X, 300, beta=beta)
+    one_point = (end - end[:1]).norm(dim=-1)
+    left = torch.cat([(apart / apart[0]).flatten(), one_point])
+    return left, torch.cat([powers[:, None].expand(13, 4).flatten(), torch.zeros(5, dtype=F64)])
+
+
+@claim(memories(), tolerance=1e-9, relation="<=", mutant=lambda p: forgotten(p, lambda kappa: kappa / 20))
+def test_thm_forget(p):
+    """With κ = ¼βD² < 1 questions approach each other as κᵗ, to one point. Mutant: a twentieth of κ."""
+    return forgotten(p, lambda kappa: kappa)
+
+
+def ball(p, softer):
+    """States of the ball, their images and Jacobians, at the smallest sharpness for which the condition holds."""
+    X = p.X / p.X.norm(dim=-1, keepdim=True)  # on the sphere every pattern is separated
+    i = separation(X).argmax()
+    gap = separation(X)[i].item()
+    needed = lambda b: 2 / (b * p.N) + math.log(2 * (p.N - 1) * p.N * b) / b
+    beta = 1e-3
+    while gap < needed(beta) or 2 * (p.N - 1) * p.N * beta < 1:
+        beta *= 1.05
+    beta = beta / softer
+    radius = 1 / (beta * p.N)
+    away = p.normal(40, p.d)
+    asked = X[i] + radius * away / away.norm(dim=-1, keepdim=True)
+    distance = (update(asked, X, beta=beta) - X[i]).norm(dim=-1)
+    norm = torch.linalg.matrix_norm(jacobian(asked, X, beta), 2)
+    return torch.stack([distance / radius, norm]), torch.stack(
+        [torch.ones(40, dtype=F64), torch.full((40,), 2 / p.N, dtype=F64)]
+    )
+
+
+@claim(memories(smallest=3), tolerance=1e-10, relation="<=", mutant=lambda p: ball(p, 5.0))
+def test_thm_ball(p):
+    """A separated pattern's ball is mapped into itself and contracted by 2/N. Mutant: a fifth of the sharpness."""
+    return ball(p, 1.0)
+
+
+def border_of(N):
+    a = torch.linspace(1 / N, 1, 100_001, dtype=F64)[1:-1]
+    return a, ((a * (N - 1) / (1 - a)).log() / (a - (1 - a) / (N - 1)))
+
+
+def on_both_sides(N, shift):
+    """The final weight on pattern 1 above and below the border against the roots that the proposition names."""
+    a, sharpness = border_of(N)
+    border = sharpness.min().item()
+    X = torch.eye(N, dtype=F64)
+    above, below = border * (1.05 + shift), border * (0.95 + shift)
+    root = a[sharpness <= above].max()
+    ends = [retrieve(X[:1], X, 1000, beta=beta)[0, 0] for beta in (above, below)]
+    return torch.stack(ends), torch.stack([root, torch.tensor(1 / N, dtype=F64)])
+
+
+@claim(st.integers(3, 40), tolerance=1e-4, mutant=lambda N: on_both_sides(N, 0.1), examples=12)
+def test_prop_border(N):
+    """Above β_N the weight stays at the largest root of β(a) = β, below it ends at 1/N. Mutant: a border moved up."""
+    return on_both_sides(N, 0.0)
+
+
+def squared_errors(p, unequal):
+    N = p.N
+    X = torch.linalg.qr(p.normal(N, N)).Q
+    target = torch.arange(N).repeat(5)
+    answer = torch.where(torch.rand(5 * N, generator=p.rng) < 0.5, target, (target + 1) % N)
+    a = (answer == target).double().mean()
+    recall = (X[answer] - X[target]).square().sum(-1).mean()
+    mean = (X.mean(0) - X[target]).square().sum(-1).mean()
+    return torch.stack([recall, mean, (recall < mean).double()]), torch.stack(
+        [unequal * (1 - a), torch.tensor(1 - 1 / N, dtype=F64), (a > 0.5 * (1 + 1 / N) + 1e-12).double()]
+    )
+
+
+@claim(memories(smallest=3), tolerance=1e-10, mutant=lambda p: squared_errors(p, 1.9))
+def test_prop_price(p):
+    """Recall costs 2(1 − a), the mean 1 − 1/N, and which is less turns at ½(1 + 1/N). Mutant: distance 1.9."""
+    return squared_errors(p, 2.0)
+
+
+def kept(p, gain, held):
+    g, t = 0.3, 4
+    out = p.outside(p.state)
+    replaced = retrieve(p.state, p.X, t, beta=p.beta)
+    damped = retrieve(p.state, p.X, t, beta=p.beta, gain=g)
+    F = torch.zeros_like(p.state)
+    for _ in range(t):
+        F = F + g * update(held(p.state, F), p.X, beta=p.beta)
+    r = p.state - F
+    left = torch.cat([p.outside(replaced), p.outside(damped), p.outside(held(p.state, F)), F + r])
+    return left, torch.cat([torch.zeros_like(out), (1 - gain) ** t * out, out, p.state])
+
+
+@claim(memories(largest=4, dimensions=(5, 10)), tolerance=1e-11, mutant=lambda p: kept(p, 0.31, lambda x, F: x - F))
+def test_prop_kept(p):
+    """Replacing keeps 0 of the outside part, a gain (1−g)ᵗ, the residual all. Mutant: another gain."""
+    return kept(p, 0.3, lambda x, F: x - F)
+
+
+# ---------------------------------------------------------------- energies, dtypes, batches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-4)])
+def test_batches_agree_with_single_memories_in_both_precisions(kind, dtype, tolerance):
+    rng = torch.Generator().manual_seed(0)
+    X, state = (0.2 * torch.randn(2, 3, n, 6, generator=rng, dtype=F64) for n in (7, 4))
+    for call in (energy, update, lambda s, x, *a: retrieve(s, x, 3, *a)):
+        together = call(state.to(dtype), X.to(dtype), kind, 0.5)
+        assert together.dtype == dtype
+        for i in range(2):
+            for j in range(3):
+                single = call(state[i, j], X[i, j], kind, 0.5)
+                scale = single.abs().max().clamp_min(1)
+                assert (together[i, j].double() - single).abs().max() <= tolerance * scale
+
+
+def test_the_path_starts_at_the_question_and_ends_at_the_answer():
+    X, state = torch.randn(5, 3, dtype=F64), torch.randn(2, 3, dtype=F64)
+    path = retrieve(state, X, 4, path=True)
+    assert path.shape == (5, 2, 3)
+    assert torch.equal(path[0], state) and torch.equal(path[-1], retrieve(state, X, 4))
+    assert torch.equal(path[1], update(state, X)) and torch.equal(retrieve(state, X, 0), state)
+
+
+def test_polynomial_of_degree_two_is_the_linear_memory():
+    X, state = torch.randn(5, 3, dtype=F64), torch.randn(2, 3, dtype=F64)
+    torch.testing.assert_close(energy(state, X, "polynomial", 0.7, 2), energy(state, X, "linear", 0.7))
+    torch.testing.assert_close(update(state, X, "polynomial", 0.7, 2), update(state, X, "linear", 0.7))
+
+
+def test_log_sum_exp_survives_large_overlaps():
+    X = 1e3 * torch.eye(4)
+    assert torch.isfinite(energy(X, X, beta=10.0)).all()
+    torch.testing.assert_close(update(X, X, beta=10.0), X)
+
+
+def test_gradients_reach_states_and_patterns():
+    rng = torch.Generator().manual_seed(0)
+    state, X = (torch.randn(n, 3, dtype=F64, generator=rng, requires_grad=True) for n in (2, 4))
+    for kind in KINDS:
+        assert torch.autograd.gradcheck(lambda s, x, kind=kind: retrieve(s, x, 2, kind, 0.3), (state, X))
+
+
+def test_retrieval_traces_without_a_graph_break():
+    explained = torch._dynamo.explain(lambda s, x: retrieve(s, x, 3, beta=2.0))(torch.randn(2, 3), torch.randn(4, 3))
+    assert explained.graph_break_count == 0, explained.break_reasons
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu():
+    X, state = torch.randn(6, 4, dtype=F64), torch.randn(3, 4, dtype=F64)
+    for call in (energy, update, jacobian):
+        torch.testing.assert_close(call(state.cuda(), X.cuda()).cpu(), call(state, X), atol=1e-12, rtol=0)
+    torch.testing.assert_close(separation(X.cuda()).cpu(), separation(X), atol=1e-12, rtol=0)
+
+
+# ---------------------------------------------------------------- bits
+
+
+def test_log_sum_exp_would_flip_the_same_bits_as_the_exponential():
+    rng = torch.Generator().manual_seed(0)
+    X, state = (1.0 - 2 * (torch.rand(n, 9, generator=rng) < 0.5).to(F64) for n in (30, 5))
+    slow = state.clone()
+    for b in range(9):
+        up, down = state.clone(), state.clone()
+        up[:, b], down[:, b] = 1, -1
+        slow[:, b] = ((up @ X.T).logsumexp(-1) - (down @ X.T).logsumexp(-1)).sign()
+    assert torch.equal(recall_bits(state, X, "exponential"), slow)
+
+
+def test_hopfield_1982_is_the_linear_memory():
+    rng = torch.Generator().manual_seed(0)
+    X, state = (1.0 - 2 * (torch.rand(n, 31, generator=rng) < 0.5).to(F64) for n in (5, 8))
+    W = X.T @ X
+    W.fill_diagonal_(0)
+    field = state @ W
+    assert torch.equal(recall_bits(state, X, "linear"), torch.where(field == 0, state, field.sign()))
+
+
+def test_long_patterns_do_not_overflow_the_exponential():
+    rng = torch.Generator().manual_seed(0)
+    X = 1.0 - 2 * (torch.rand(50, 5000, generator=rng) < 0.5).to(F64)
+    assert torch.equal(recall_bits(X, X), X)
+
+
+@pytest.mark.parametrize(
+    ("kind", "degree", "d", "few", "many"),
+    [("linear", 2, 100, 4, 100), ("polynomial", 3, 60, 30, 3000), ("exponential", 2, 12, 4, 4000)],
+)
+def test_a_memory_holds_few_patterns_and_not_many(kind, degree, d, few, many):
+    curve = capacity_curve(d, [few, many], kind=kind, degree=degree, generator=torch.Generator().manual_seed(0))
+    assert curve.wrong_patterns.shape == curve.wrong_bits.shape == (2, 5)
+    assert curve.wrong_patterns[0].mean() < 0.2 and curve.wrong_patterns[1].mean() > 0.8
+    assert (curve.wrong_bits <= curve.wrong_patterns).all()
+
+
+def test_no_error_of_the_exponential_memory_is_seen_at_forty_bits():
+    curve = capacity_curve(40, [20_000], repetitions=1, generator=torch.Generator().manual_seed(0))
+    assert curve.wrong_bits.sum() == 0
+
+
+def test_bits_err_as_the_gaussian_estimate_says():
+    """Linear memory, d = N = 400: the chance of a wrong bit is Φ(−√(399/399)) = 0.1587; 25 000 bits, five sigma."""
+    curve = capacity_curve(400, [400], kind="linear", generator=torch.Generator().manual_seed(1), repetitions=10)
+    assert curve.wrong_bits.mean().item() == pytest.approx(0.1587, abs=0.006)
+
+
+def test_corruption_flips_its_share_and_is_repaired():
+    generator = torch.Generator().manual_seed(0)
+    repaired = capacity_curve(50, [10], corruption=0.2, generator=generator)
+    assert repaired.wrong_bits.max() == 0
+    overloaded = capacity_curve(50, [1], kind="linear", corruption=0.4, generator=generator, repetitions=3)
+    assert overloaded.wrong_bits.max() == 0, "one pattern is repaired from two fifths of wrong bits"
+
+
+def test_the_same_generator_gives_the_same_curve():
+    first, second = (capacity_curve(20, [5, 9], generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("call", [energy, update, retrieve])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"state": torch.ones(2, 4)}, "state: got d = 4 features; want d = 3, as in patterns"),
+        ({"state": torch.ones(3)}, r"state: got shape \(3,\); want \(m, d\)"),
+        ({"state": torch.ones(2, 3, dtype=F64)}, "state: got dtype torch.float64; want torch.float32, as in patterns"),
+        ({"state": torch.ones(6, 2, 3)}, r"state: got batch dimensions \(6,\)"),
+        ({"patterns": torch.ones(0, 3)}, "patterns: got shape .* which is empty"),
+        ({"patterns": [[1.0] * 3]}, "patterns: got list"),
+        ({"kind": "softmax"}, "kind: got 'softmax'; want one of linear, polynomial, exponential, log-sum-exp"),
+        ({"beta": 0.0}, "beta: got 0.0; want a finite positive number"),
+        ({"beta": math.nan}, "beta: got nan"),
+        ({"beta": "1"}, "beta: got '1'"),
+        ({"degree": 1}, "degree: got 1; want an integer of at least 2"),
+        ({"degree": 2.5}, "degree: got 2.5"),
+    ],
+)
+def test_what_is_wrong_is_named(call, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(**({"state": torch.ones(2, 3), "patterns": torch.ones(5, 3)} | change))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda s, x: retrieve(s, x, -1), "steps: got -1; want an integer that is not negative"),
+        (lambda s, x: retrieve(s, x, 2, gain=2.0), "gain: got 2.0; want a number between 0 and 2"),
+        (lambda s, x: update(s, x, gain=0), "gain: got 0"),
+        (lambda s, x: jacobian(s, x, -1.0), "beta: got -1.0"),
+        (lambda s, x: separation(x[:1]), "patterns: got N = 1 stored pattern; want at least two"),
+        (lambda s, x: recall_bits(s, 0.5 * x), "patterns: got entries other than −1 and 1"),
+        (lambda s, x: recall_bits(0 * s, x), "state: got entries other than −1 and 1"),
+        (lambda s, x: recall_bits(s, x, "log-sum-exp"), "kind: got 'log-sum-exp'; want linear, polynomial or exp"),
+        (lambda s, x: recall_bits(s, x, steps=0), "steps: got 0; want a positive integer"),
+    ],
+)
+def test_bad_options_are_named(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(torch.ones(2, 3), torch.ones(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"d": 0}, "d: got 0; want positive integers"),
+        ({"counts": []}, "counts: got nothing"),
+        ({"counts": [4, 0]}, "counts: got 0"),
+        ({"probes": 1.5}, "probes: got 1.5"),
+        ({"repetitions": -1}, "repetitions: got -1"),
+        ({"corruption": 0.5}, "corruption: got 0.5; want a share from 0 up to ½"),
+        ({"kind": "log-sum-exp"}, "kind: got 'log-sum-exp'"),
+    ],
+)
+def test_capacity_curve_names_what_is_wrong(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        capacity_curve(**({"d": 5, "counts": [3], "generator": torch.Generator()} | change))
