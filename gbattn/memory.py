@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'FastWeights', 'ridge_attention', 'descend', 'running_softmax']
 
-# %% ../nbs/02_memory.ipynb #c426516a
+# %% ../nbs/02_memory.ipynb #96cbc25d
 import math
 from numbers import Real
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .conventions import check_tensors, is_count, require
-from .least_squares import least_squares
+from .least_squares import _triangle, least_squares
 
 # %% ../nbs/02_memory.ipynb #7e9456f1
 RULES = ("hebb", "delta", "recursive_least_squares")
@@ -22,7 +22,7 @@ RULES = ("hebb", "delta", "recursive_least_squares")
 def _is_number(x: object) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
-# %% ../nbs/02_memory.ipynb #85ff6983
+# %% ../nbs/02_memory.ipynb #dd493a6a
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
     seen = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
@@ -43,19 +43,35 @@ def _delta(memory, k, v, q, diagonal, rate):
 def _solve(triangle, k, v, q, diagonal, rate):
     """Solve: recursive least squares. The memory is the triangle [R z] of [K V]."""
     K, seen = k.shape[-1], None
+    R, z = triangle[..., :K], triangle[..., K:]
     if q is not None:
-        R, z = triangle[..., :K], triangle[..., K:]
         k_white, q_white = (
             torch.linalg.solve_triangular(R, x, upper=True, left=False)
             for x in (k, q)
         )
-        eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
-        E = torch.linalg.cholesky(eye + k_white @ k_white.mT)
-        news = torch.linalg.solve_triangular(E, v - k_white @ z, upper=False)
-        gains = torch.linalg.solve_triangular(E, k_white @ q_white.mT, upper=False)
-        seen = q_white @ z + gains.mT.tril(diagonal) @ news
+        news_size = k_white.square().sum(-1)
+        if k.shape[-2] > 1 and not bool((news_size < 100).all()):
+            # Keys that are nearly all news cancel digits below; one at a time they do not.
+            reads = []
+            for t in range(k.shape[-2]):
+                one = (x[..., t : t + 1, :] for x in (k, v, q))
+                triangle, read = _solve(triangle, *one, diagonal, rate)
+                reads.append(read)
+            return triangle, torch.cat(reads, dim=-2)
+        if k.shape[-2] > 1:
+            eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
+            E = torch.linalg.cholesky(eye + k_white @ k_white.mT)
+            news = torch.linalg.solve_triangular(E, v - k_white @ z, upper=False)
+            gains = torch.linalg.solve_triangular(
+                E, k_white @ q_white.mT, upper=False
+            )
+            seen = q_white @ z + gains.mT.tril(diagonal) @ news
     rows = torch.cat([triangle, torch.cat([k, v], dim=-1)], dim=-2)
-    return torch.linalg.qr(rows, mode="r").R[..., :K, :], seen
+    after = _triangle(rows)[..., :K, :]
+    if q is not None and k.shape[-2] == 1:
+        R, z = (triangle if diagonal else after).split((K, v.shape[-1]), dim=-1)
+        seen = torch.linalg.solve_triangular(R, q, upper=True, left=False) @ z
+    return after, seen
 
 
 class FastWeights:
@@ -75,8 +91,8 @@ class FastWeights:
         Penalty of ``recursive_least_squares``. `stream` needs a positive one:
         before the first K tokens least squares has no unique answer.
     forgetting : float
-        Factor in (0, 1] by which a token's weight falls with each later token. Not
-        for ``delta``, which forgets by overwriting. The ridge fades alike.
+        Factor from 1e-6 to 1 by which a token's weight falls with each later token.
+        Not for ``delta``, which forgets by overwriting. The ridge fades alike.
     batch : tuple of int
         Leading dimensions of keys and values.
     dtype, device : optional
@@ -115,8 +131,8 @@ class FastWeights:
         require(positive, "rate", repr(rate), "a positive number")
         not_negative = _is_number(ridge) and ridge >= 0
         require(not_negative, "ridge", repr(ridge), "a number that is not negative")
-        share = _is_number(forgetting) and 0 < forgetting <= 1
-        require(share, "forgetting", repr(forgetting), "a number in (0, 1]")
+        share = _is_number(forgetting) and 1e-6 <= forgetting <= 1
+        require(share, "forgetting", repr(forgetting), "a number from 1e-6 to 1")
         overwrites = rule == "delta" and forgetting < 1
         wanted = "1 for the delta rule, which forgets by overwriting"
         require(not overwrites, "forgetting", repr(forgetting), wanted)
@@ -140,7 +156,7 @@ class FastWeights:
     def memory(self) -> torch.Tensor:
         """M, shape (…, K, Kv), so that a query reads q M."""
         if self.rule != "recursive_least_squares":
-            return self._state
+            return self._state.clone()
         K = self._state.shape[-2]
         return least_squares(
             self._state[..., :K], self._state[..., K:]
@@ -148,10 +164,15 @@ class FastWeights:
 
     def read(self, q: torch.Tensor) -> torch.Tensor:
         """Return q M for queries (…, T, K): shape (…, T, Kv)."""
-        check_tensors(q=q)
-        K = self._state.shape[-2]
-        got, wanted = f"K = {q.shape[-1]}", f"K = {K}, the memory's key_width"
-        require(q.shape[-1] == K, "q", got, wanted)
+        K = check_tensors(finite=True, q=q)["K"]
+        mine = (
+            self._state.shape[-2],
+            self._state.dtype,
+            tuple(self._state.shape[:-2]),
+        )
+        theirs = (K, q.dtype, tuple(q.shape[:-2]))
+        got, wanted = (f"K = {K}, {t}, batch {b}" for K, t, b in (theirs, mine))
+        require(theirs == mine, "q", got, f"{wanted}, the memory's")
         return q @ self.memory
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> "FastWeights":
@@ -296,7 +317,7 @@ def ridge_attention(
     )
     return memory.stream(q, k, v)
 
-# %% ../nbs/02_memory.ipynb #0d3a9078
+# %% ../nbs/02_memory.ipynb #b920386f
 def descend(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -321,7 +342,8 @@ def descend(
     steps : int
         Number of layers, positive.
     rate : float, optional
-        Step size. Default: 2 / (λ₁ + λ_d) of A XᵀX, the best fixed one.
+        Step size. Default: 2 / (λ₁ + λ_ρ) for the largest and the smallest
+        eigenvalue of A XᵀX that is not zero, the best fixed one.
     preconditioner : torch.Tensor, optional
         A, symmetric, shape (…, d, d); default the identity. L Lᵀ of `whiten` solves
         in one step at rate 1.
@@ -344,20 +366,32 @@ def descend(
     sizes = check_tensors(finite=True, X=X, Y=Y, X_query=X_query)
     require(is_count(steps), "steps", repr(steps), "a positive integer")
     d = sizes["d"]
-    if preconditioner is None:
-        preconditioner = torch.eye(d, dtype=X.dtype, device=X.device)
-    shape = tuple(preconditioner.shape)
-    require(
-        shape[-2:] == (d, d), "preconditioner", f"shape {shape}", f"(…, {d}, {d})"
-    )
+    A = torch.eye(d, dtype=X.dtype, device=X.device)
+    if preconditioner is not None:
+        A, batch = preconditioner, tuple(X.shape[:-2])
+        got = f"shape {tuple(A.shape)}, {A.dtype}"
+        shape_fits = (
+            tuple(A.shape) in ((d, d), (*batch, d, d)) and A.dtype == X.dtype
+        )
+        require(
+            shape_fits, "preconditioner", got, f"(…, {d}, {d}), {X.dtype}, as X"
+        )
     if rate is None:
-        root = X @ torch.linalg.cholesky(preconditioner)
-        eigenvalues = torch.linalg.eigvalsh(root.mT @ root)
-        rate = (2 / (eigenvalues[..., :1] + eigenvalues[..., -1:]))[..., None]
+        root, fault = torch.linalg.cholesky_ex(A)
+        definite = not bool(fault.any()) and torch.allclose(A, A.mT)
+        wanted = "a symmetric positive definite one when no rate is given"
+        require(definite, "preconditioner", "another kind of matrix", wanted)
+        eigenvalues = torch.linalg.eigvalsh((X @ root).mT @ (X @ root))
+        top = eigenvalues[..., -1:]
+        seen = (
+            eigenvalues > d * torch.finfo(X.dtype).eps * top
+        )  # the rest stays at zero
+        bottom = eigenvalues.where(seen, top).amin(-1, keepdim=True)
+        rate = (2 / (bottom + top).where(top > 0, 2))[..., None]
     else:
         positive = _is_number(rate) and rate > 0
         require(positive, "rate", repr(rate), "a positive number or None")
-    asks, asks_query = X @ preconditioner, X_query @ preconditioner
+    asks, asks_query = X @ A, X_query @ A
     F, F_query = (
         torch.zeros_like(Y),
         X_query.new_zeros(*X_query.shape[:-1], Y.shape[-1]),
@@ -369,7 +403,7 @@ def descend(
         predictions.append(F_query)
     return torch.stack(predictions)
 
-# %% ../nbs/02_memory.ipynb #e4e8bec4
+# %% ../nbs/02_memory.ipynb #3d51570f
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -398,10 +432,10 @@ def running_softmax(
 
     Notes
     -----
-    Safe for any finite scores; time linear in S, depth logarithmic. Source: Theorem
+    No score overflows; time linear in S, depth logarithmic. Source: Theorem
     "Softmax attention is a running estimate" of chapter 2.
     """
-    check_tensors(v=v)
+    check_tensors(finite=True, v=v)
     shape, wanted = tuple(scores.shape), tuple(v.shape[:-1])
     require(
         shape == wanted, "scores", f"shape {shape}", f"{wanted}, one for each value"
@@ -414,17 +448,24 @@ def running_softmax(
     )
     bad = torch.isnan(scores) | (scores == math.inf)
     require(not bool(bad.any()), "scores", "NaN or +∞", "finite scores or −∞")
-    return _running_softmax(scores, v)
+    outputs, log_sums = _running_softmax(scores.clamp_min(_lowest(v)), v)
+    nothing = (
+        (scores == -math.inf).cummin(-1).values.bool()
+    )  # nothing to see so far
+    return (
+        outputs.masked_fill(nothing[..., None], 0),
+        log_sums.masked_fill(nothing, -math.inf),
+    )
 
 
 def _running_softmax(scores, v, chunk: int = 16):
     S = scores.shape[-1]
     if S <= chunk:
         log_sum = scores.logcumsumexp(-1)
-        finite = log_sum.clamp_min(torch.finfo(v.dtype).min)  # −∞ − −∞ is no number
-        weights = (scores[..., None, :] - finite[..., None]).exp().tril()
-        return weights @ v, log_sum
-    scores = nn.functional.pad(scores, (0, -S % chunk), value=-math.inf)
+        later = torch.ones(S, S, dtype=torch.bool, device=v.device).triu(1)
+        shares = scores[..., None, :] - log_sum[..., None]
+        return shares.masked_fill(later, -math.inf).exp() @ v, log_sum
+    scores = nn.functional.pad(scores, (0, -S % chunk), value=_lowest(v))
     v = nn.functional.pad(v, (0, 0, 0, -S % chunk))
     inside, log_inside = _running_softmax(
         scores.unflatten(-1, (-1, chunk)), v.unflatten(-2, (-1, chunk)), chunk
@@ -433,11 +474,14 @@ def _running_softmax(scores, v, chunk: int = 16):
         log_inside[..., -1], inside[..., -1, :], chunk
     )
     before = nn.functional.pad(totals[..., :-1, :], (0, 0, 1, 0))[..., None, :]
-    log_before = nn.functional.pad(log_totals[..., :-1], (1, 0), value=-math.inf)[
-        ..., None
-    ]
+    log_before = nn.functional.pad(log_totals[..., :-1], (1, 0), value=_lowest(v))
+    log_before = log_before[..., None]
     log_sum = torch.logaddexp(log_before, log_inside)
-    finite = log_sum.clamp_min(torch.finfo(v.dtype).min)
-    old, new = (log_before - finite).exp(), (log_inside - finite).exp()
+    old, new = (log_before - log_sum).exp(), (log_inside - log_sum).exp()
     merged = old[..., None] * before + new[..., None] * inside
     return merged.flatten(-3, -2)[..., :S, :], log_sum.flatten(-2)[..., :S]
+
+
+def _lowest(v) -> float:
+    """Stands for −∞: a score that weighs nothing, of which differences are numbers."""
+    return torch.finfo(v.dtype).min / 4

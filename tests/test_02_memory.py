@@ -253,7 +253,7 @@ def test_few_tokens_give_the_shortest_memory_and_say_so():
         ({"rate": 0}, "rate: got 0; want a positive number"),
         ({"rate": math.nan}, "rate: got nan"),
         ({"ridge": -1.0}, "ridge: got -1.0"),
-        ({"forgetting": 0.0}, "forgetting: got 0.0"),
+        ({"forgetting": 1e-9}, "forgetting: got 1e-09; want a number from 1e-6 to 1"),
         ({"forgetting": 1.1}, "forgetting: got 1.1"),
         ({"forgetting": 0.9, "rule": "delta"}, "forgetting: got 0.9; want 1 for the delta rule"),
         ({"key_width": 0}, "key_width: got 0; want a positive integer"),
@@ -287,7 +287,7 @@ def test_bad_tokens_are_named_and_leave_the_memory_alone(rule, k, v, sentence):
 
 def test_reads_that_do_not_fit_are_named():
     memory = FastWeights(3, 1, rule="recursive_least_squares")
-    with pytest.raises(ValueError, match="q: got K = 2; want K = 3, the memory's key_width"):
+    with pytest.raises(ValueError, match="q: got K = 2, torch.float32, batch .*; want K = 3"):
         memory.read(torch.ones(4, 2))
     with pytest.raises(ValueError, match="ridge: got 0.0; want a positive number: early reads"):
         memory.stream(*(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 1)))
@@ -362,3 +362,59 @@ def test_running_softmax_has_the_right_gradients():
 def test_running_softmax_names_what_is_wrong(scores, sentence):
     with pytest.raises(ValueError, match=sentence):
         running_softmax(scores, torch.ones(5, 1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ridge", "tolerance"), [(F64, 1e-10, 1e-7), (torch.float32, 1.0, 1e-4), (torch.float32, 1e-6, 2e-2)]
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_streamed_least_squares_keeps_its_digits_with_a_small_ridge(dtype, ridge, tolerance, before):
+    """Write, then read, token by token, is the reference: reading while writing must not lose more."""
+    rng = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(60, width, generator=rng, dtype=F64) for width in (3, 1))
+    exact = FastWeights(3, 1, rule="recursive_least_squares", ridge=ridge, dtype=F64)
+    expected = []
+    for t in range(60):
+        if before:
+            expected.append(exact.read(k[t : t + 1]))
+        exact.write(k[t : t + 1], v[t : t + 1])
+        if not before:
+            expected.append(exact.read(k[t : t + 1]))
+    memory = FastWeights(3, 1, rule="recursive_least_squares", ridge=ridge, dtype=dtype)
+    got = memory.stream(*(x.to(dtype) for x in (k, k, v)), before=before)
+    expected = torch.cat(expected)
+    assert (got.double() - expected)[3:].abs().max() <= tolerance * expected.abs().max()
+
+
+def test_causal_ridge_attention_has_gradients_over_chunks():
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(70, 2, generator=rng, dtype=F64, requires_grad=True) for _ in range(3))
+    assert torch.autograd.gradcheck(lambda *a: ridge_attention(*a, ridge=0.5, causal=True), (q, k, v), fast_mode=True)
+
+
+def test_running_softmax_keeps_to_the_past_and_has_gradients_everywhere():
+    scores = (200.0 * torch.arange(16, dtype=F64)).requires_grad_()
+    v = torch.randn(16, 2, dtype=F64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    running_softmax(scores, v)[0].sum().backward()
+    assert torch.isfinite(scores.grad).all() and torch.isfinite(v.grad).all()
+    hidden = torch.full((40,), -math.inf, dtype=F64)
+    hidden[5:] = 0
+    hidden.requires_grad_()
+    running_softmax(hidden, torch.ones(40, 1, dtype=F64))[0].sum().backward()
+    assert torch.isfinite(hidden.grad).all()
+    with pytest.raises(ValueError, match="v: got 1 NaN"):
+        running_softmax(torch.ones(2), torch.tensor([[1.0], [math.nan]]))
+
+
+def test_descend_leaves_directions_without_data_at_zero():
+    rng = torch.Generator().manual_seed(0)
+    X, Y = torch.randn(2, 4, generator=rng, dtype=F64), torch.randn(2, 1, generator=rng, dtype=F64)
+    W = descend(X, Y, torch.eye(4, dtype=F64), steps=3000)[-1]
+    torch.testing.assert_close(W, torch.linalg.pinv(X) @ Y, atol=1e-9, rtol=0)
+    assert (descend(0 * X, Y, X, steps=3) == 0).all()
+
+
+def test_the_memory_is_a_copy():
+    memory = FastWeights(2, 1).write(torch.ones(1, 2), torch.ones(1, 1))
+    memory.memory.add_(1)
+    assert torch.equal(memory.memory, torch.ones(2, 1))
