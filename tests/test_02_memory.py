@@ -322,7 +322,7 @@ def test_descend_names_what_is_wrong_and_keeps_batches_apart():
         ({"steps": 1, "rate": -1.0}, "rate: got -1.0; want a positive number or None"),
         (
             {"steps": 1, "preconditioner": torch.eye(3, dtype=F64)},
-            r"preconditioner: got shape \(3, 3\); want \(…, 4, 4\)",
+            r"preconditioner: got shape \(3, 3\), torch.float64; want",
         ),
     ):
         with pytest.raises(ValueError, match=sentence):
