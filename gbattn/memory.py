@@ -22,7 +22,7 @@ RULES = ("hebb", "delta", "recursive_least_squares")
 def _is_number(x: object) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
-# %% ../nbs/02_memory.ipynb #dd493a6a
+# %% ../nbs/02_memory.ipynb #05e66e6b
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
     seen = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
@@ -317,7 +317,7 @@ def ridge_attention(
     )
     return memory.stream(q, k, v)
 
-# %% ../nbs/02_memory.ipynb #b920386f
+# %% ../nbs/02_memory.ipynb #ba2a3068
 def descend(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -403,7 +403,7 @@ def descend(
         predictions.append(F_query)
     return torch.stack(predictions)
 
-# %% ../nbs/02_memory.ipynb #3d51570f
+# %% ../nbs/02_memory.ipynb #879ee4e1
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
