@@ -101,7 +101,7 @@ def require(condition: bool, argument: str, got: object, want: str) -> None:
     if not condition:
         raise ValueError(f"{argument}: got {got}; want {want}")
 
-# %% ../nbs/00_conventions.ipynb #9d9612cd
+# %% ../nbs/00_conventions.ipynb #6ad1441b
 def is_count(x: object) -> bool:
     """Whether x is a positive integer, of Python or NumPy; a truth value is none."""
     return isinstance(x, Integral) and not isinstance(x, bool) and x > 0
@@ -114,8 +114,8 @@ def check_tensors(
     they agree on.
 
     Each keyword is a name in `SYMBOLS`, whose shape gives the trailing dimensions.
-    All tensors must be floating point, non-empty, of one dtype, on one device and
-    with the same leading (batch) dimensions.
+    All tensors must be floating point, of one dtype, on one device, with the same
+    leading (batch) dimensions; only those may be empty.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def check_tensors(
             tensor.ndim >= len(shape), name, f"shape {tuple(tensor.shape)}", wanted
         )
         require(
-            tensor.numel() > 0,
+            all(tensor.shape[-len(shape) :]),
             name,
             f"shape {tuple(tensor.shape)}, which is empty",
             wanted,
