@@ -83,7 +83,7 @@ class Correction(nn.Module):
         seen = nnf.linear(F, of_F, self.gate.bias) + nnf.linear(c, of_c)
         return seen.sigmoid_()
 
-# %% ../nbs/08_boosted.ipynb #88f9160e
+# %% ../nbs/08_boosted.ipynb #acbac2bd
 @register("boosted")
 class GradientBoostedAttention(MultiHeadAttention):
     """Gradient-boosted attention: each round, an attention with its own projections
@@ -179,7 +179,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         return {name + m: shape for m in rounds for name, shape in first.items()}
 
     def _estimate(self, p: _Pass) -> torch.Tensor:
-        if self.kv_from == "residual":
+        if self.corrections and self.kv_from == "residual":
             want = "None with kv_from='residual': a context has no residual"
             require(p.source is p.x, "context", "a context", want)
         q = self._queries(p, self.query(p.x))

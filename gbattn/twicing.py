@@ -18,7 +18,7 @@ from gbattn.attention import (
 )
 from .conventions import is_count, require
 
-# %% ../nbs/07_twicing.ipynb #e683bb52
+# %% ../nbs/07_twicing.ipynb #59b96472
 @register("twicing")
 class TwicingAttention(MultiHeadAttention):
     """Twicing: each round smooths, with the same attention, what the rounds before
@@ -75,10 +75,13 @@ class TwicingAttention(MultiHeadAttention):
         return super()._remembered() | later
 
     def _estimate(self, p: _Pass) -> torch.Tensor:
+        defined = p.source is p.x or self.rounds == 1
         want = "None: the residual V − AV needs a value for each query"
-        require(p.source is p.x, "context", "a context", want)
+        require(defined, "context", "a context", want)
         q = self._queries(p, self.query(p.x))
-        k, r = self._remember(p, self.key(p.x), self.value(p.x))  # r: the values
+        k, r = self._remember(
+            p, self.key(p.source), self.value(p.source)
+        )  # r: the values
         F = None
         for m in range(1, self.rounds + 1):
             c, A = self._look(p, q, k, r)

@@ -1,0 +1,605 @@
+"""What every attention layer must hold, for every option it has.
+
+A layer's own theorems are tested beside its chapter; here the layers are taken as
+one family that a model may swap at will.
+"""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gbattn.attention import LinearAttention, MultiHeadAttention, causal_mask, make_attention, padding_mask
+from gbattn.boosted import GradientBoostedAttention
+from gbattn.twicing import TwicingAttention
+
+D, H = 8, 4
+EXACT = 1e-10  # float64; measured differences are below 1e-13
+
+KINDS = {
+    "multi_head": {},
+    "linear elu": {"feature_map": "elu"},
+    "linear identity": {"feature_map": "identity"},
+    "twicing 1": {"rounds": 1},
+    "twicing 2": {"rounds": 2},
+    "twicing 3": {"rounds": 3},
+    "boosted 1": {"rounds": 1},
+    **{
+        f"boosted {rounds} {kv_from} {gate}": {"rounds": rounds, "kv_from": kv_from, "gate": gate}
+        for rounds in (2, 3)
+        for kv_from in ("residual", "input", "shared")
+        for gate in ("feature", "head", "scalar", "none")
+    },
+}
+FEW = ["multi_head", "linear elu", "twicing 2", "boosted 2 residual feature", "boosted 2 shared head"]
+SOFTMAX = [kind for kind in KINDS if not kind.startswith("linear")]
+CROSS = ["multi_head", "linear elu", "twicing 1", "boosted 1", "boosted 2 input feature", "boosted 3 shared scalar"]
+
+
+def layer_of(kind, *, dtype=torch.float64, seed=0, d_model=D, n_heads=H, **options):
+    """A layer with all its weights drawn, gates and biases too, so that none is idle."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = make_attention(kind.split()[0], d_model, n_heads, dtype=dtype, **KINDS[kind], **options)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(0.4 * torch.randn(weight.shape, generator=generator))
+    return layer.eval()
+
+
+def tokens(B=2, T=7, *, dtype=torch.float64, seed=1, d_model=D):
+    return torch.randn(B, T, d_model, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def variants(kinds=KINDS):
+    """Each kind plain, with grouped keys, and with rotary positions where it may have them."""
+    for kind in kinds:
+        yield kind, {}
+        yield kind, {"n_kv_heads": 2}
+        if kind != "linear elu":
+            yield kind, {"n_kv_heads": 1, "rotary": 100.0}
+
+
+VARIANTS = [pytest.param(kind, options, id=f"{kind} {options or ''}".strip()) for kind, options in variants()]
+FEW_VARIANTS = [pytest.param(*p, id=f"{p[0]} {p[1] or ''}".strip()) for p in variants(FEW)]
+
+
+def some_masks(kind, B=2, T=7):
+    generator = torch.Generator().manual_seed(2)
+    some = torch.rand(B, H, T, T, generator=generator) > 0.5
+    some[0, :, 3] = False  # a query that may attend to nothing
+    yield None
+    yield padding_mask(torch.tensor([5, 7]), T)
+    yield some
+    yield some[0, 0]
+    if not kind.startswith("linear"):
+        added = torch.randn(T, T, generator=generator, dtype=torch.float64)
+        yield added
+        yield added.masked_fill(~some[1, 1], -torch.inf)[None, None]
+
+
+# ---- explain ----
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@torch.no_grad()
+def test_explain_equals_forward_under_every_mask(kind, options):
+    layer, x = layer_of(kind, **options), tokens()
+    for causal in (False, True):
+        for mask in some_masks(kind):
+            output = layer(x, causal=causal, mask=mask)
+            trace = layer.explain(x, causal=causal, mask=mask)
+            assert torch.isfinite(output).all()
+            assert (output - trace.output).abs().max() < EXACT
+            assert len(trace.rounds) == getattr(layer, "rounds", 1)
+            assert (layer.out(trace.rounds[-1].estimate) - output).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_each_round_of_a_trace_adds_its_gated_correction(kind):
+    layer, x = layer_of(kind), tokens()
+    estimate = torch.zeros_like(x)
+    for seen in layer.explain(x, causal=True).rounds:
+        assert seen.weights.shape == (2, H, 7, 7)
+        assert seen.residual.shape == seen.correction.shape == seen.estimate.shape == x.shape
+        gate = 1 if seen.gate is None else seen.gate
+        assert seen.gate is None or seen.gate.shape == x.shape
+        estimate = estimate + gate * seen.correction
+        assert (seen.estimate - estimate).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", SOFTMAX)
+@torch.no_grad()
+def test_maps_are_averages_that_see_no_key_after_their_own(kind):
+    for seen in layer_of(kind).explain(tokens(), causal=True).rounds:
+        assert (seen.weights.sum(-1) - 1).abs().max() < EXACT
+        assert not seen.weights.masked_select(~causal_mask(7)).any()
+
+
+def test_explain_refuses_dropout_while_training():
+    layer = MultiHeadAttention(D, H, dropout=0.1)
+    with pytest.raises(
+        ValueError, match=r"dropout: got 0.1 while training; want no dropout in explain: call .eval\(\)"
+    ):
+        layer.explain(tokens(dtype=torch.float32))
+    layer.eval().explain(tokens(dtype=torch.float32))
+
+
+def test_a_trace_carries_gradients():
+    layer = layer_of("boosted 2 residual feature")
+    trace = layer.explain(tokens(), causal=True)
+    (gradient,) = torch.autograd.grad(trace.output.square().sum(), trace.rounds[0].estimate)
+    assert gradient.shape == (2, 7, D) and gradient.any()
+
+
+# ---- who may look ----
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+def test_causal_outputs_have_no_gradient_from_later_tokens(kind, options):
+    layer, x = layer_of(kind, **options), tokens(1, 6).requires_grad_()
+    for t in range(6):
+        (gradient,) = torch.autograd.grad(layer(x, causal=True)[0, t].square().sum(), x)
+        assert not gradient[0, t + 1 :].any()
+        assert gradient[0, : t + 1].any()
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@torch.no_grad()
+def test_no_causal_output_moves_when_a_later_token_does(kind, options):
+    layer, x = layer_of(kind, **options), tokens(1, 6)
+    before = layer(x, causal=True)
+    for t in range(1, 6):
+        moved = x.clone()
+        moved[:, t:] += 10
+        after = layer(moved, causal=True)
+        assert (after[:, :t] - before[:, :t]).abs().max() < EXACT
+        assert (after[:, t:] - before[:, t:]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+def test_padding_changes_no_real_token_and_gets_no_gradient(kind, options):
+    layer, x = layer_of(kind, **options), tokens().requires_grad_()
+    for causal in (False, True):
+        output = layer(x, causal=causal, mask=padding_mask(torch.tensor([5, 7]), 7))[0, :5]
+        alone = layer(x[:1, :5], causal=causal)[0]
+        assert (output - alone).abs().max() < EXACT
+        (gradient,) = torch.autograd.grad(output.square().sum(), x)
+        assert not gradient[0, 5:].any() and not gradient[1].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_that_may_attend_to_nothing_gets_the_output_bias(kind):
+    layer, x = layer_of(kind), tokens().requires_grad_()
+    allowed = torch.ones(7, 7, dtype=torch.bool)
+    allowed[3] = False
+    masks = [allowed]
+    if not kind.startswith("linear"):
+        masks.append(torch.zeros(7, 7, dtype=torch.float64).masked_fill(~allowed, -torch.inf))
+    for mask in masks:
+        output = layer(x, mask=mask)
+        assert (output[:, 3] - layer.out.bias).abs().max() < EXACT
+        for gradient in torch.autograd.grad(output.square().sum(), [x, *layer.parameters()], allow_unused=True):
+            assert gradient is None or torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("kind", SOFTMAX)
+@torch.no_grad()
+def test_boolean_additive_and_causal_masks_agree(kind):
+    layer, x = layer_of(kind), tokens()
+    allowed = causal_mask(7)
+    added = torch.zeros(7, 7, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
+    for mask in (allowed, added, allowed.expand(2, H, 7, 7)):
+        assert (layer(x, mask=mask) - layer(x, causal=True)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_without_positions_a_layer_sees_a_set(kind):
+    layer, x, order = layer_of(kind), tokens(), torch.tensor([3, 1, 6, 0, 5, 2, 4])
+    assert (layer(x[:, order]) - layer(x)[:, order]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FEW if kind != "linear elu"])
+@torch.no_grad()
+def test_rotary_layers_see_differences_of_positions_only(kind):
+    layer, x = layer_of(kind, rotary=100.0), tokens()
+    places = torch.arange(7)
+    assert (layer(x, positions=places + 1000) - layer(x)).abs().max() < EXACT
+    assert (layer(x, positions=places.expand(2, 7)) - layer(x)).abs().max() < EXACT
+    assert (layer(x, positions=2 * places) - layer(x)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", CROSS)
+@torch.no_grad()
+def test_a_context_is_read_where_the_residual_is_defined(kind):
+    layer, x, context = layer_of(kind), tokens(), tokens(2, 5, seed=3)
+    seen = layer.explain(x, context=context, mask=padding_mask(torch.tensor([5, 2]), 5))
+    assert seen.rounds[-1].weights.shape == (2, H, 7, 5)
+    short = layer(x[1:], context=context[1:, :2])
+    assert (seen.output[1:] - short).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", ["twicing 2", "boosted 2 residual feature"])
+def test_a_context_without_a_residual_is_refused(kind):
+    with pytest.raises(ValueError, match="context: got a context; want None"):
+        layer_of(kind)(tokens(), context=tokens(2, 5))
+
+
+# ---- the cache ----
+
+
+def decode(layer, x, chunks, cache=None, mask=None, positions=None):
+    cache, outputs, start = cache or layer.make_cache(len(x), x.shape[1]), [], 0
+    for size in chunks:
+        end = start + size
+        told = {}
+        if mask is not None:
+            told["mask"] = mask[..., :end]
+        if positions is not None and layer.rotary is not None:
+            told["positions"] = positions[:, start:end]
+        outputs.append(layer(x[:, start:end], causal=True, cache=cache, **told))
+        start = end
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@pytest.mark.parametrize("chunks", [[1] * 7, [3, 1, 2, 1], [7]], ids=str)
+@torch.no_grad()
+def test_decoding_equals_the_full_pass(kind, options, chunks):
+    layer, x = layer_of(kind, **options), tokens()
+    cache = layer.make_cache(2, 9)
+    assert (decode(layer, x, chunks, cache) - layer(x, causal=True)).abs().max() < EXACT
+    assert cache.length == 7
+    cache.crop(0)
+    assert (decode(layer, x, chunks, cache) - layer(x, causal=True)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@torch.no_grad()
+def test_decoding_with_left_padding_equals_each_sequence_alone(kind, options):
+    layer, x, lengths = layer_of(kind, **options), tokens(), torch.tensor([4, 7])
+    mask = padding_mask(lengths, 7, side="left")
+    positions = (torch.arange(7) - (7 - lengths)[:, None]).clamp(min=0)
+    output = decode(layer, x, [2, 3, 1, 1], mask=mask, positions=positions)
+    for b, length in enumerate(lengths):
+        alone = layer(x[b : b + 1, 7 - length :], causal=True)
+        assert (output[b : b + 1, 7 - length :] - alone).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", SOFTMAX)
+@torch.no_grad()
+def test_a_cropped_and_reordered_cache_continues_as_if_written_so(kind):
+    layer, x = layer_of(kind, rotary=100.0), tokens()
+    cache = layer.make_cache(2, 9)
+    decode(layer, x, [4, 2], cache)
+    cache.crop(3)
+    cache.reorder(torch.tensor([1, 1]))
+    wanted = torch.cat([x[[1, 1], :3], x[:, 3:]], dim=1)
+    assert (decode(layer, x[:, 3:], [4], cache) - layer(wanted, causal=True)[:, 3:]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", SOFTMAX)
+@torch.no_grad()
+def test_explain_reads_a_cache_as_forward_does(kind):
+    layer, x = layer_of(kind), tokens()
+    first, second = layer.make_cache(2, 9), layer.make_cache(2, 9)
+    for part in x.split([3, 1, 3], dim=1):
+        trace = layer.explain(part, causal=True, cache=first)
+        assert (trace.output - layer(part, causal=True, cache=second)).abs().max() < EXACT
+    assert trace.rounds[-1].weights.shape == (2, H, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"causal": False}, "causal: got False; want True with a cache"),
+        ({"x": tokens(3, 2)}, "cache: got a batch of 2; want 3, as x"),
+        ({"x": tokens(2, 5)}, "cache: got 0 tokens and 5 more; want at most max_length = 4"),
+        ({"cache": "a dict"}, "cache: got str; want a KeyValueCache"),
+        (
+            {"cache": LinearAttention(D, H).make_cache(2, 4)},
+            "cache: got one that keeps .*memory.*; want the cache of this",
+        ),
+        ({"cache": MultiHeadAttention(D, H).make_cache(2, 4)}, "cache: got torch.float32 on cpu; want torch.float64"),
+        ({"context": tokens(), "causal": False}, "cache: got a cache; want None with a context"),
+    ],
+)
+@torch.no_grad()
+def test_a_cache_that_does_not_fit_is_refused(told, sentence):
+    layer = layer_of("multi_head")
+    told = {"x": tokens(2, 2), "causal": True, "cache": layer.make_cache(2, 4)} | told
+    with pytest.raises(ValueError, match=sentence):
+        layer(told.pop("x"), **told)
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_a_cache_refuses_to_cut_gradients_silently(kind):
+    layer = layer_of(kind)
+    with pytest.raises(
+        ValueError, match=r"cache: got keys that carry a gradient; want none: decode under torch.no_grad\(\)"
+    ):
+        layer(tokens(), causal=True, cache=layer.make_cache(2, 7))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_writing_to_a_cache_allocates_nothing_in_it(kind):
+    layer = layer_of(kind)
+    cache = layer.make_cache(2, 9)
+    places = {name: kept.data_ptr() for name, kept in cache.kept.items()}
+    size = cache.nbytes
+    decode(layer, tokens(), [3, 1, 1, 2], cache)
+    assert {name: kept.data_ptr() for name, kept in cache.kept.items()} == places
+    assert cache.nbytes == size
+
+
+# ---- weights ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_have_stable_unfused_names_and_start_from_one_stream(kind):
+    def made():
+        torch.manual_seed(5)
+        return make_attention(kind.split()[0], D, H, **KINDS[kind])
+
+    layer, again = made(), made()
+    torch.manual_seed(5)
+    plain = MultiHeadAttention(D, H).state_dict()
+    state = layer.state_dict()
+    assert list(state)[: len(plain)] == list(plain)
+    assert all(torch.equal(state[name], plain[name]) for name in plain)
+    assert all(torch.equal(a, b) for a, b in zip(state.values(), again.state_dict().values()))
+    layer.reset_parameters(torch.Generator().manual_seed(6))
+    again.reset_parameters(torch.Generator().manual_seed(6))
+    assert all(torch.equal(a, b) for a, b in zip(layer.state_dict().values(), again.state_dict().values()))
+    assert not torch.equal(layer.query.weight, plain["query.weight"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_biases_there_are_none_but_those_of_gates(kind):
+    names = [name for name, _ in layer_of(kind, bias=False).named_parameters() if name.endswith("bias")]
+    assert all("gate" in name for name in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dict_round_trip_and_deepcopy(kind):
+    layer, other, x = layer_of(kind), layer_of(kind, seed=9), tokens()
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x), other(x)) and torch.equal(layer(x), copy.deepcopy(layer)(x))
+
+
+# ---- gradients, compilation, dtypes ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [*variants(KINDS)], ids=lambda p: p if isinstance(p, str) else ",".join(p) or "plain"
+)
+def test_gradcheck(kind, options):
+    options = {name: min(value, 2) if name == "n_kv_heads" else value for name, value in options.items()}
+    if "n_kv_heads" in options:
+        options["n_kv_heads"] = 1
+    layer = layer_of(kind, d_model=4, n_heads=2, **options)
+    weights = dict(layer.named_parameters())
+
+    def output(x, *values):
+        return torch.func.functional_call(layer, dict(zip(weights, values)), (x,), {"causal": True})
+
+    x = tokens(1, 3, d_model=4).requires_grad_()
+    assert torch.autograd.gradcheck(output, (x, *weights.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_gradient_of_an_additive_mask(kind):
+    if kind.startswith("linear"):
+        pytest.skip("linear attention adds nothing to its scores, and says so")
+    layer, x = layer_of(kind), tokens(1, 3)
+    bias = torch.randn(1, H, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda bias: layer(x, mask=bias, causal=True), (bias,), fast_mode=True)
+
+
+@pytest.mark.parametrize(("kind", "options"), FEW_VARIANTS)
+def test_layers_compile_into_one_graph(kind, options):
+    torch._dynamo.reset()
+    layer, x, pad = layer_of(kind, **options), tokens(), padding_mask(torch.tensor([5, 7]), 7)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for told in ({"causal": True}, {"mask": pad}, {"causal": True, "mask": pad}):
+        x.requires_grad_()
+        assert (compiled(x, **told) - layer(x, **told)).abs().max() < EXACT
+        fast, slow = (torch.autograd.grad(f(x, **told).square().sum(), x)[0] for f in (compiled, layer))
+        assert (fast - slow).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_decoding_compiles_once_for_a_fixed_and_once_for_a_growing_length(kind):
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    layer, x = layer_of(kind), tokens(T=12)
+    compiled, cache = torch.compile(layer, fullgraph=True, backend=count), layer.make_cache(2, 12)
+    outputs = [compiled(x[:, t : t + 1], causal=True, cache=cache) for t in range(12)]
+    assert (torch.cat(outputs, dim=1) - layer(x, causal=True)).abs().max() < EXACT
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_layers_export(kind):
+    layer, x = layer_of(kind), tokens()
+    sizes = {"x": {0: torch.export.Dim("B"), 1: torch.export.Dim("T")}, "causal": None}
+    if kind.startswith("linear"):
+        sizes["x"].pop(1)  # its causal form cuts a given length into chunks
+    exported = torch.export.export(layer, (x,), {"causal": True}, dynamic_shapes=sizes).module()
+    longer = tokens(3, 7 if kind.startswith("linear") else 11)
+    assert (exported(longer, causal=True) - layer(longer, causal=True)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_runs_in_half_precision_and_comes_close(kind):
+    layer, x = layer_of(kind, dtype=torch.float32), tokens(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x, causal=True)
+        with torch.no_grad():
+            cache = layer.make_cache(2, 7, dtype=torch.bfloat16)
+            decoded = torch.cat([layer(part, causal=True, cache=cache) for part in x.split(1, dim=1)], dim=1)
+    wanted = layer(x, causal=True)
+    size = wanted.abs().max()
+    assert output.dtype == decoded.dtype == torch.bfloat16
+    assert (output - wanted).abs().max() < 0.05 * size  # eight bits of mantissa, several products deep
+    assert (decoded - wanted).abs().max() < 0.05 * size
+    output.float().square().sum().backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in layer.parameters())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    groups=st.sampled_from([1, 2, 4]),
+    B=st.integers(0, 3),
+    T=st.integers(1, 9),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    causal=st.booleans(),
+    scale=st.sampled_from([0.0, 1.0, 1e4]),
+)
+def test_any_shape_dtype_and_size_of_input_gives_finite_outputs(kind, groups, B, T, dtype, causal, scale):
+    layer = layer_of(kind, dtype=dtype, n_kv_heads=groups)
+    if dtype == torch.float16:  # its largest number is 65,504, and a layer multiplies by several matrices
+        scale = min(scale, 1.0 if kind == "linear identity" else 100.0)
+    x = scale * tokens(B, T, dtype=dtype)
+    output = layer(x, causal=causal)
+    assert output.shape == x.shape and output.dtype == dtype
+    assert torch.isfinite(output).all()
+    if dtype == torch.float64 and B:
+        assert (layer.explain(x, causal=causal).output - output).abs().max() <= EXACT * max(1.0, output.abs().max())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FEW if not kind.startswith("linear")])
+@torch.no_grad()
+def test_equal_scores_average_the_past(kind):
+    layer, x = layer_of(kind), tokens()
+    layer.query.weight.zero_(), layer.query.bias.zero_()
+    weights = layer.explain(x, causal=True).rounds[0].weights
+    wanted = causal_mask(7) / torch.arange(1.0, 8.0, dtype=torch.float64)[:, None]
+    assert (weights - wanted).abs().max() < EXACT
+
+
+def test_dropout_drops_weights_while_training_and_scales_the_rest():
+    torch.manual_seed(0)
+    x = tokens(dtype=torch.float32)
+    for kind in ("multi_head", "boosted 2 residual feature"):
+        layer = layer_of(kind, dtype=torch.float32, dropout=0.5)
+        assert torch.equal(layer(x), layer(x))
+        layer.train()
+        assert not torch.equal(layer(x), layer(x))
+    plain = layer_of("multi_head", dtype=torch.float32, dropout=0.5)
+    wanted = plain(x)
+    plain.train()
+    mean = torch.stack([plain(x) for _ in range(4000)]).mean(0)
+    assert (mean - wanted).abs().max() < 0.05 * wanted.abs().max()  # an unbiased estimate of the pass without dropout
+
+
+# ---- errors that all layers share ----
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"d_model": 0}, "d_model: got 0; want a positive integer"),
+        ({"d_model": 8.0}, "d_model: got 8.0; want a positive integer"),
+        ({"n_heads": 3}, "n_heads: got 3; want a divisor of d_model = 8"),
+        ({"n_kv_heads": 3}, "n_kv_heads: got 3; want a divisor of n_heads = 4"),
+        ({"n_kv_heads": 0}, "n_kv_heads: got 0; want a divisor of n_heads = 4"),
+        ({"dropout": 1.0}, "dropout: got 1.0; want a probability from 0 up to 1"),
+        ({"dropout": -0.1}, "dropout: got -0.1; want a probability"),
+        ({"rotary": True}, "rotary: got True; want None"),
+        ({"rotary": 1.0}, "rotary: got 1.0; want None"),
+        ({"n_heads": 8, "rotary": 10.0}, "rotary: got heads of width 1; want an even width"),
+    ],
+)
+@pytest.mark.parametrize("name", ["multi_head", "linear", "twicing", "boosted"])
+def test_bad_options_are_named(name, options, sentence):
+    made = {"d_model": 8, "n_heads": 4} | options
+    if name == "linear" and options.get("rotary") is not None:
+        made["feature_map"] = "identity"
+    with pytest.raises(ValueError, match=sentence):
+        make_attention(name, **made)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"x": torch.ones(7, D)}, r"x: got shape \(7, 8\); want \(B, T, D\) with D = 8"),
+        ({"x": torch.ones(2, 7, 9)}, r"x: got shape \(2, 7, 9\); want \(B, T, D\) with D = 8"),
+        ({"x": [[1.0]]}, r"x: got list; want \(B, T, D\) with D = 8"),
+        ({"x": torch.ones(2, 7, D, dtype=torch.int64)}, "x: got dtype torch.int64; want a floating dtype"),
+        ({"causal": 1}, "causal: got 1; want True or False"),
+        ({"mask": [True]}, "mask: got list; want a tensor of torch.bool"),
+        ({"mask": torch.ones(7, 7, dtype=torch.int64)}, "mask: got dtype torch.int64; want a tensor of torch.bool"),
+        ({"mask": torch.ones(7, 6) > 0}, r"mask: got shape \(7, 6\); want \(T, S\) = \(7, 7\) or \(B, H, T, S\)"),
+        ({"mask": torch.ones(2, 7, 7) > 0}, r"mask: got shape \(2, 7, 7\); want \(T, S\) = \(7, 7\) or"),
+        ({"mask": torch.ones(3, 1, 7, 7) > 0}, r"mask: got shape \(3, 1, 7, 7\); want"),
+        ({"mask": torch.ones(7, 7, device="meta") > 0}, "mask: got device meta; want cpu"),
+        ({"positions": torch.arange(7)}, "positions: got positions; want None: this layer has rotary=None"),
+        (
+            {"context": torch.ones(3, 5, D, dtype=torch.float64)},
+            r"context: got shape \(3, 5, 8\); want B = 2 sequences",
+        ),
+        ({"context": torch.ones(2, 5, 4)}, r"context: got shape \(2, 5, 4\); want"),
+        ({"context": tokens(2, 5), "causal": True}, "causal: got True; want False with a context"),
+    ],
+)
+@pytest.mark.parametrize("kind", FEW)
+def test_bad_arguments_are_named(kind, told, sentence):
+    layer, told = layer_of(kind), {"x": tokens()} | told
+    for method in (layer, layer.explain):
+        with pytest.raises(ValueError, match=sentence):
+            method(told["x"], **{name: value for name, value in told.items() if name != "x"})
+
+
+@pytest.mark.parametrize(
+    ("positions", "sentence"),
+    [
+        (
+            torch.arange(6),
+            r"positions: got shape \(6,\); want integers of shape \(T,\) = \(7,\) or \(B, T\) = \(2, 7\)",
+        ),
+        (torch.arange(7.0), "positions: got dtype torch.float32; want an integer dtype"),
+        (range(7), "positions: got range; want integers"),
+    ],
+)
+def test_bad_positions_are_named(positions, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        layer_of("multi_head", rotary=100.0)(tokens(), positions=positions)
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_what_the_cpu_gives():
+    for kind in KINDS:
+        layer, x = layer_of(kind, dtype=torch.float32), tokens(dtype=torch.float32)
+        there = copy.deepcopy(layer).cuda()
+        for causal in (False, True):
+            for mask in some_masks(kind):
+                wanted = layer(x, causal=causal, mask=mask)
+                got = there(x.cuda(), causal=causal, mask=None if mask is None else mask.cuda()).cpu()
+                assert torch.isfinite(got).all(), kind
+                assert (got - wanted).abs().max() < 1e-4 * max(1.0, wanted.abs().max()), kind  # TF32 is off
+        with torch.no_grad():
+            decoded = decode(there, x.cuda(), [3, 1, 1, 2]).cpu()
+        assert (decoded - layer(x, causal=True)).abs().max() < 1e-4, kind
+
+
+def test_every_layer_is_one_of_the_family():
+    for kind in KINDS:
+        layer = layer_of(kind)
+        assert isinstance(layer, nn.Module) and callable(layer.explain)
+        assert type(layer) in (MultiHeadAttention, LinearAttention, TwicingAttention, GradientBoostedAttention)
