@@ -103,7 +103,7 @@ def test_a_mistake_is_named(source, sentence):
 CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
-extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "unbroken_math"]
+extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "unbroken_math", "chapter_numbers"]
 nb_execution_mode = "off"
 numfig = True
 myst_enable_extensions = ["dollarmath"]
@@ -138,15 +138,15 @@ def build(folder, *options):
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
-        "a_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
-        "b_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
+        "03_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
+        "07_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
     }
     for name, content in cells.items():
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
         notebook = new_notebook(cells=content, metadata=kernel)
         (folder / f"{name}.ipynb").write_text(json.dumps(notebook))
     (folder / "conf.py").write_text(CONF)
-    (folder / "index.md").write_text("# Book\n\n```{toctree}\n:numbered:\nb_first\na_second\nboxes\n```\n")
+    (folder / "index.md").write_text("# Book\n\n```{toctree}\n:numbered:\n07_first\n03_second\nboxes\n```\n")
     (folder / "boxes.md").write_text("# Boxes\n\n```{paper-versus-code-list}\n```\n")
     assert build(folder) == ""
     return folder
@@ -157,24 +157,24 @@ def page(folder, name):
 
 
 def test_no_directive_is_left_on_the_page_and_the_download_keeps_all(small_book):
-    text = page(small_book, "a_second").get_text()
+    text = page(small_book, "03_second").get_text()
     assert "#|" not in text and "x = 1" in text
-    assert "secret" not in page(small_book, "b_first").get_text()
+    assert "secret" not in page(small_book, "07_first").get_text()
     sources = small_book / "_build" / "_sources"
-    copies = [path for path in sources.iterdir() if "a_second" in path.name]
-    assert [path.read_text() for path in copies] == [(small_book / "a_second.ipynb").read_text()]
+    copies = [path for path in sources.iterdir() if "03_second" in path.name]
+    assert [path.read_text() for path in copies] == [(small_book / "03_second.ipynb").read_text()]
 
 
 def test_an_exported_cell_wears_the_badge(small_book):
-    (cell,) = page(small_book, "a_second").select("div.cell.tag_export")
+    (cell,) = page(small_book, "03_second").select("div.cell.tag_export")
     assert "x = 1" in cell.get_text()
 
 
-def test_a_labelled_cell_is_a_numbered_figure_with_alt_text(small_book):
-    figure = page(small_book, "a_second").find("figure", id="fig-line")
+def test_a_labelled_cell_is_a_figure_numbered_by_its_file_with_alt_text(small_book):
+    figure = page(small_book, "03_second").find("figure", id="fig-line")
     assert figure.find("img")["alt"] == "A rising line"
     caption = figure.find("figcaption")
-    assert caption.find(class_="caption-number").get_text().strip() == "Fig. 2.1"
+    assert caption.find(class_="caption-number").get_text().strip() == "Fig. 3.1"
     assert "A line:" in caption.get_text() and caption.find(class_="math").get_text() == r"\(x\)"
 
 
@@ -184,22 +184,22 @@ def test_the_boxes_are_gathered_in_reading_order_with_the_way_back(small_book):
     assert [re.search(r"point (\d)", box.get_text())[1] for box in boxes] == ["1", "2"]
     ways = [box.select_one(".paper-versus-code-source a") for box in boxes]
     assert [(way["href"], way.get_text()) for way in ways] == [
-        ("b_first.html#pvc-1", "1. Chapter 1"),
-        ("a_second.html#pvc-2", "2. Chapter 2"),
+        ("07_first.html#pvc-1", "7. Chapter 1"),
+        ("03_second.html#pvc-2", "3. Chapter 2"),
     ]
-    assert boxes[0].select_one("a[href='a_second.html#fig-line']").get_text() == "Fig. 2.1"
+    assert boxes[0].select_one("a[href='03_second.html#fig-line']").get_text() == "Fig. 3.1"
     assert not boxes[0].find_all(id=True) and not boxes[0].find_all(class_="eqno")
     assert gathered.find("script", src=re.compile("mathjax", re.I)), "the equations of the boxes need MathJax"
 
 
 def test_a_formula_keeps_its_punctuation(small_book):
-    kept = [span.get_text() for span in page(small_book, "b_first").select(".unbroken")]
+    kept = [span.get_text() for span in page(small_book, "07_first").select(".unbroken")]
     assert kept == [r"\(a^1\),", r"(\(b\)),"]
-    assert " or (" in page(small_book, "b_first").get_text()
+    assert " or (" in page(small_book, "07_first").get_text()
 
 
 def test_a_changed_box_reaches_the_list_in_the_next_build(small_book):
-    path = small_book / "b_first.ipynb"
+    path = small_book / "07_first.ipynb"
     before = path.read_text()
     path.write_text(before.replace("point 1", "point 7"))
     assert build(small_book) == ""
