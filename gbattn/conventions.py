@@ -101,7 +101,7 @@ def require(condition: bool, argument: str, got: object, want: str) -> None:
     if not condition:
         raise ValueError(f"{argument}: got {got}; want {want}")
 
-# %% ../nbs/00_conventions.ipynb #6ad1441b
+# %% ../nbs/00_conventions.ipynb #36777031
 def is_count(x: object) -> bool:
     """Whether x is a positive integer, of Python or NumPy; a truth value is none."""
     return isinstance(x, Integral) and not isinstance(x, bool) and x > 0
@@ -158,24 +158,19 @@ def check_tensors(
             f"dtype {tensor.dtype}",
             "a floating-point dtype, such as torch.float64",
         )
-        require(
-            tensor.ndim >= len(shape), name, f"shape {tuple(tensor.shape)}", wanted
-        )
-        require(
-            all(tensor.shape[-len(shape) :]),
-            name,
-            f"shape {tuple(tensor.shape)}, which is empty",
-            wanted,
-        )
+        # From here on a sentence is written only when it is said: to format a size
+        # would tell a compiler that the size never changes.
+        deep = tensor.ndim >= len(shape)
+        if not (deep and all(tensor.shape[-len(shape) :])):
+            empty = ", which is empty" if deep else ""
+            require(False, name, f"shape {tuple(tensor.shape)}{empty}", wanted)
         batch, trailing = tensor.shape[: -len(shape)], tensor.shape[-len(shape) :]
         for letter, size in zip(shape, trailing):
             agreed = sizes.setdefault(letter, size)
-            require(
-                size == agreed,
-                name,
-                f"{letter} = {size} {SYMBOLS[letter].meaning}",
-                f"{letter} = {agreed}, as in {first or name}",
-            )
+            if size != agreed:
+                got = f"{letter} = {size} {SYMBOLS[letter].meaning}"
+                want = f"{letter} = {agreed}, as in {first or name}"
+                require(False, name, got, want)
         if first is None:
             first = name
         reference = tensors[first]
@@ -188,9 +183,8 @@ def check_tensors(
                 tuple(reference.shape[: -len(SYMBOLS[first].shape)]),
             ),
         ):
-            require(
-                mine == theirs, name, f"{what} {mine}", f"{theirs}, as in {first}"
-            )
+            if mine != theirs:
+                require(False, name, f"{what} {mine}", f"{theirs}, as in {first}")
         # A sum is one pass over the data; only a bad sum sends us looking for the
         # culprit.
         if finite and not torch.isfinite(tensor.sum()):

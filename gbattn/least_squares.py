@@ -19,7 +19,7 @@ from torch import nn
 
 from .conventions import check_tensors, is_count, require
 
-# %% ../nbs/01_least_squares.ipynb #d0932663
+# %% ../nbs/01_least_squares.ipynb #21a8b8e3
 MODES = ("accurate", "fast")
 
 
@@ -45,7 +45,8 @@ def _check_regression(**tensors: torch.Tensor) -> dict[str, int]:
 
 
 def _full_precision(X: torch.Tensor):
-    """Autocast would hand the products of a factorisation to half precision."""
+    """Autocast would hand the products of a factorisation, or a long sum, to half
+    precision."""
     return torch.autocast(X.device.type, enabled=False)
 
 
@@ -202,18 +203,17 @@ def hat_matrix(
     Z = X @ whiten(X, rcond, ridge=ridge)  # (…, n, d)
     return Z @ Z.mT
 
-# %% ../nbs/01_least_squares.ipynb #151e4b66
+# %% ../nbs/01_least_squares.ipynb #b98b1784
 def _check_attention(
     q, k, v, causal: bool, mask: torch.Tensor | None
 ) -> tuple[int, int]:
     sizes = check_tensors(q=q, k=k, v=v)
     T, S = sizes["T"], sizes["S"]
     require(isinstance(causal, bool), "causal", repr(causal), "True or False")
-    got, wanted = (
-        f"S = {S} keys for T = {T} queries",
-        "at least as many keys as queries",
-    )
-    require(not causal or S >= T, "k", got, f"{wanted} when causal")
+    # A size is formatted only where the sentence is said: see `check_tensors`.
+    if causal and S < T:
+        want = "at least as many keys as queries when causal"
+        require(False, "k", f"S = {S} keys for T = {T} queries", want)
     if mask is not None:
         boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
         got = f"dtype {getattr(mask, 'dtype', type(mask).__name__)}"
@@ -223,8 +223,9 @@ def _check_attention(
         shape, full = tuple(mask.shape), (*q.shape[:-2], T, S)
         fits = 0 < len(shape) <= len(full)
         fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], full[::-1]))
-        wanted = f"one that broadcasts to (…, T, S) = {full}"
-        require(fits, "mask", f"shape {shape}", wanted)
+        if not fits:
+            want = f"one that broadcasts to (…, T, S) = {full}"
+            require(False, "mask", f"shape {shape}", want)
     return T, S
 
 # %% ../nbs/01_least_squares.ipynb #c9133986
@@ -262,7 +263,7 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
         outputs.append((inside + read).flatten(-3, -2)[..., :length, :])
     return torch.cat(outputs, dim=-2)
 
-# %% ../nbs/01_least_squares.ipynb #61266213
+# %% ../nbs/01_least_squares.ipynb #df968987
 def linear_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -309,16 +310,17 @@ def linear_attention(
     al. (2020).
     """
     T, S = _check_attention(q, k, v, causal, mask)
-    if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
-        scores = (q @ k.mT).masked_fill(~mask, 0)  # (…, T, S)
-        return (scores.tril(S - T) if causal else scores) @ v
-    if mask is not None:  # the same for every query: a key that says nothing
-        hidden = ~mask.reshape(*mask.shape[:-2], mask.shape[-1], 1)
-        k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-    if causal:
-        return _causal(q, k, v)
-    memory = _memory(k, v)
-    return (q.to(memory.dtype) @ memory).to(q.dtype)
+    with _full_precision(q):
+        if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            scores = (q @ k.mT).masked_fill(~mask, 0)  # (…, T, S)
+            return (scores.tril(S - T) if causal else scores) @ v
+        if mask is not None:  # the same for every query: a key that says nothing
+            hidden = ~mask.reshape(*mask.shape[:-2], mask.shape[-1], 1)
+            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+        if causal:
+            return _causal(q, k, v)
+        memory = _memory(k, v)
+        return (q.to(memory.dtype) @ memory).to(q.dtype)
 
 # %% ../nbs/01_least_squares.ipynb #92638e0e
 def _check_intercept_and_weights(
