@@ -6,7 +6,7 @@
 __all__ = ['split_heads', 'merge_heads', 'causal_mask', 'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate',
            'KeyValueCache', 'Round', 'Trace', 'MultiHeadAttention', 'LinearAttention', 'register', 'make_attention']
 
-# %% ../nbs/06_attention.ipynb #e7be8856
+# %% ../nbs/06_attention.ipynb #df74b4b9
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -17,9 +17,9 @@ import torch.nn.functional as nnf
 from torch import nn
 
 from .conventions import is_count, require
-from .least_squares import linear_attention
+from .least_squares import _full_precision, linear_attention
 
-# %% ../nbs/06_attention.ipynb #0b36c513
+# %% ../nbs/06_attention.ipynb #a9103e5b
 def _wanted(good: bool, name: str, tensor: object, want: Callable[[], str]) -> None:
     """Require, with both halves of the sentence written only when it is said: to
     format a size would tell the compiler that the size never changes."""
@@ -32,6 +32,13 @@ def _wanted(good: bool, name: str, tensor: object, want: Callable[[], str]) -> N
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """What sums of half-precision numbers are kept in."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which matrices are multiplied there."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return dtype
 
 
 def _check_heads(
@@ -151,7 +158,7 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
     """
     return x.transpose(1, 2).flatten(-2)
 
-# %% ../nbs/06_attention.ipynb #91b192da
+# %% ../nbs/06_attention.ipynb #bb0f54f0
 def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
     """Return the boolean mask (T, S) under which a query sees no key after its own.
 
@@ -180,11 +187,14 @@ def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
     Source: chapter 6.
     """
     S = T if S is None else S
+    for name, size in (("T", T), ("S", S)):
+        if isinstance(size, float | bool) or size < 1:
+            require(False, name, repr(size), "a positive integer")
     _check_causal(True, T, S)
     query, key = torch.arange(T, device=device), torch.arange(S, device=device)
     return key <= query[:, None] + (S - T)  # (T, S)
 
-# %% ../nbs/06_attention.ipynb #78c6d10e
+# %% ../nbs/06_attention.ipynb #ee6ea704
 #| code-fold: true
 def padding_mask(
     lengths: torch.Tensor, size: int, *, side: str = "right"
@@ -220,24 +230,26 @@ def padding_mask(
     whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
     require(whole, "lengths", f"dtype {lengths.dtype}", "an integer dtype")
     require(is_count(size), "size", size, "a positive integer")
-    fits = bool(((lengths >= 0) & (lengths <= size)).all())
-    require(fits, "lengths", lengths.tolist(), f"lengths from 0 to size = {size}")
+    if not torch.compiler.is_compiling():  # a compiler cannot look at numbers
+        fits = bool(((lengths >= 0) & (lengths <= size)).all())
+        got, want = str(lengths.tolist()), f"lengths from 0 to size = {size}"
+        require(fits, "lengths", got, want)
     require(side in ("right", "left"), "side", repr(side), "'right' or 'left'")
     place = torch.arange(size, device=lengths.device)
     from_its_end = place if side == "right" else place.flip(0)
     return (from_its_end < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
 
-# %% ../nbs/06_attention.ipynb #2e529ce7
+# %% ../nbs/06_attention.ipynb #130af60e
 def _who_may_look(
     mask: torch.Tensor | None, causal: bool, T: int, S: int, q: torch.Tensor
 ) -> tuple[torch.Tensor | None, bool]:
     """One mask out of two, in the form in which the fused product is fast: either a
     mask or the word causal."""
-    if mask is not None and mask.is_floating_point():
-        mask = mask.to(q.dtype)
-    if (
-        not causal or T == 1
-    ):  # a lone query stands at the last key and sees them all
+    if mask is not None and mask.dtype not in (torch.bool, q.dtype):
+        limit = torch.finfo(q.dtype).max  # a large number must not become infinite
+        mask = mask.clamp(-limit, limit).where(mask.isfinite(), mask).to(q.dtype)
+    # A lone query stands at the last key and sees them all.
+    if not causal or T == 1:
         return mask, False
     if mask is None and T == S:
         return None, True
@@ -248,7 +260,7 @@ def _who_may_look(
         return mask & allowed, False
     return mask.masked_fill(~allowed, -math.inf), False
 
-# %% ../nbs/06_attention.ipynb #6b41c910
+# %% ../nbs/06_attention.ipynb #c280cc73
 def attention_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -300,7 +312,9 @@ def attention_weights(
         mask = causal_mask(T, S, device=q.device)
     wide = _wide(q.dtype)
     k = k.repeat_interleave(H // G, dim=1)  # (B, H, S, K)
-    scores = (q.to(wide) @ k.to(wide).mT) * (K**-0.5 if scale is None else scale)
+    with _full_precision(q):
+        scores = q.to(wide) @ k.to(wide).mT  # (B, H, T, S)
+    scores = scores * (K**-0.5 if scale is None else scale)
     if mask is None:
         return scores.softmax(-1).to(q.dtype)
     if mask.dtype == torch.bool:
@@ -443,7 +457,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
-# %% ../nbs/06_attention.ipynb #cea760b3
+# %% ../nbs/06_attention.ipynb #d6ce88f6
 #| code-fold: true
 class KeyValueCache:
     """Room for what a layer must remember of past tokens, so that decoding does not
@@ -492,6 +506,7 @@ class KeyValueCache:
         for name, size in (("batch_size", batch_size), ("max_length", max_length)):
             require(is_count(size), name, size, "a positive integer")
         self.shapes, self.length = dict(shapes), 0
+        self._added, self._owner = {}, None
         self.batch_size, self.max_length = batch_size, max_length
         self.kept = {}
         for name, (heads, *rows, width) in shapes.items():
@@ -501,20 +516,24 @@ class KeyValueCache:
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Write `new` (B, heads, T, width) behind what is kept under `name`; return
         all of it, (B, heads, length + T, width)."""
-        kept, end = self._ready(name, new), self.length + new.shape[2]
+        kept, end = (
+            self._ready(name, new, (new.shape[2],)),
+            self.length + new.shape[2],
+        )
         kept[:, :, self.length : end] = new
         return kept[:, :, :end]
 
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
-        """Add `new` (B, heads, rows, width) to the memory kept under `name`; return
-        the memory as it was before."""
-        kept = self._ready(name, new)
-        before = kept.clone()
-        kept += new
-        return before
+        """Add `new` (B, heads, rows, width) to the memory kept under `name` once
+        the tokens are counted, by `advance`; return the memory as it is before."""
+        self._added[name] = new
+        return self._ready(name, new)
 
-    def _ready(self, name: str, new: torch.Tensor) -> torch.Tensor:
+    def _ready(self, name: str, new: torch.Tensor, tokens=()) -> torch.Tensor:
         kept = self.kept[name]
+        heads, *rows, width = self.shapes[name]
+        want = (self.batch_size, heads, *rows, *tokens, width)
+        _wanted(new.shape == want, name, new, lambda: f"shape {want}")
         if new.requires_grad:
             want = "none: decode under torch.no_grad()"
             require(False, "cache", "keys that carry a gradient", want)
@@ -526,7 +545,11 @@ class KeyValueCache:
         return kept
 
     def advance(self, tokens: int) -> None:
-        """Count the tokens that were written, once every name has them."""
+        """Count the tokens that were written, once every name has them. A pass that
+        failed before this leaves the cache as it was."""
+        for name, new in self._added.items():
+            self.kept[name] += new
+        self._added.clear()
         self.length += tokens
 
     def crop(self, length: int) -> None:
@@ -560,11 +583,15 @@ class KeyValueCache:
         """Bytes that the cache holds, filled or not."""
         return sum(kept.nbytes for kept in self.kept.values())
 
-    def _check(self, x: torch.Tensor, shapes: dict[str, tuple[int, ...]]) -> None:
+    def _check(
+        self, x: torch.Tensor, shapes: dict[str, tuple[int, ...]], owner
+    ) -> None:
         """Whether these tokens, of a layer that remembers these shapes, fit."""
         want = "the cache of this layer, from its make_cache"
         if self.shapes != shapes:
             require(False, "cache", f"one that keeps {self.shapes}", want)
+        if self._owner not in (None, owner):
+            require(False, "cache", "that of another layer", want)
         B, T = x.shape[:2]
         if self.batch_size != B:
             require(False, "cache", f"a batch of {self.batch_size}", f"{B}, as x")
@@ -609,7 +636,7 @@ class _Pass(NamedTuple):
     cache: KeyValueCache | None
     notes: list[Round] | None  # where `explain` writes
 
-# %% ../nbs/06_attention.ipynb #a7402ac8
+# %% ../nbs/06_attention.ipynb #5b0d7b61
 def _check_sizes(
     d_model: int, n_heads: int, n_kv_heads: int | None, rotary: float | None
 ) -> None:
@@ -626,11 +653,20 @@ def _check_sizes(
         require(width % 2 == 0, "rotary", got, "an even width, to turn in pairs")
 
 
-def _check_tokens(name: str, x: torch.Tensor, d_model: int) -> None:
+def _check_tokens(
+    name: str, x: torch.Tensor, d_model: int, weight: torch.Tensor
+) -> None:
     fits = isinstance(x, torch.Tensor) and x.ndim == 3 and x.shape[2] == d_model
-    _wanted(fits, name, x, lambda: f"(B, T, D) with D = {d_model}")
+    fits = fits and x.shape[1] > 0
+    _wanted(fits, name, x, lambda: f"(B, T, D) with T ≥ 1, D = {d_model}")
     if not x.is_floating_point():
         require(False, name, f"dtype {x.dtype}", "a floating dtype, as the weights")
+    if x.device != weight.device:
+        want = f"{weight.device}, as the weights"
+        require(False, name, f"device {x.device}", want)
+    same = x.dtype == weight.dtype or not weight.is_floating_point()
+    if not (same or torch.is_autocast_enabled(x.device.type)):
+        require(False, name, f"dtype {x.dtype}", f"{weight.dtype}, as the weights")
 
 
 def _check_positions(positions: torch.Tensor, x: torch.Tensor) -> None:
@@ -658,7 +694,7 @@ def _projection(inputs: int, outputs: int, **made) -> nn.Linear:
     _draw(linear)
     return linear
 
-# %% ../nbs/06_attention.ipynb #2aa6d99b
+# %% ../nbs/06_attention.ipynb #d0d84f5a
 #| code-fold: true
 class MultiHeadAttention(nn.Module):
     """Multi-head attention: H looks side by side, each with its own projections.
@@ -766,7 +802,8 @@ class MultiHeadAttention(nn.Module):
             Whether a token is kept from the tokens after it.
         mask : torch.Tensor, optional
             Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
-            attend, or floating, added to the scores.
+            attend, or floating, added to the scores. Padding is (B, 1, 1, S), as
+            from `padding_mask`. What a mask hides must still be finite.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T), for rotary positions; counted from the start of
             the sequence by default.
@@ -829,17 +866,20 @@ class MultiHeadAttention(nn.Module):
         max_length : int
             Tokens that there is room for.
         dtype : torch.dtype, optional
-            That of the layer's weights by default; under autocast, that of
-            autocast.
+            By default that of the layer's weights or, under autocast, of autocast.
 
         Returns
         -------
         KeyValueCache
             On the device of the layer's weights.
         """
-        weight = self.query.weight
-        made = dict(dtype=dtype or weight.dtype, device=weight.device)
-        return KeyValueCache(self._remembered(), batch_size, max_length, **made)
+        mine = next(self.parameters())
+        if dtype is None:
+            dtype = _compute_dtype(mine.device, mine.dtype)
+        made = dict(dtype=dtype, device=mine.device)
+        cache = KeyValueCache(self._remembered(), batch_size, max_length, **made)
+        cache._owner = id(self)
+        return cache
 
     # ---- what a layer of another kind says anew ----
 
@@ -861,12 +901,13 @@ class MultiHeadAttention(nn.Module):
     def _open(
         self, x, context, causal, mask, positions, cache, notes=None
     ) -> _Pass:
-        _check_tokens("x", x, self.d_model)
+        weight = next(self.parameters())
+        _check_tokens("x", x, self.d_model, weight)
         (B, T), past = x.shape[:2], 0
         if context is not None:
-            _check_tokens("context", context, self.d_model)
-            batch = f"B = {B} sequences, as x"
-            _wanted(context.shape[0] == B, "context", context, lambda: batch)
+            _check_tokens("context", context, self.d_model, weight)
+            want = lambda: f"B = {B} sequences, as x"
+            _wanted(context.shape[0] == B, "context", context, want)
             require(causal is False, "causal", causal, "False with a context")
             want = "None with a context: its keys do not grow"
             require(cache is None, "cache", "a cache", want)
@@ -875,7 +916,7 @@ class MultiHeadAttention(nn.Module):
             kind = isinstance(cache, KeyValueCache)
             require(kind, "cache", type(cache).__name__, "a KeyValueCache")
             require(causal is True, "causal", causal, "True with a cache")
-            cache._check(x, self._remembered())
+            cache._check(x, self._remembered(), id(self))
             past = cache.length
         S = past + source.shape[1]
         _check_causal(causal, T, S)
@@ -939,24 +980,26 @@ class MultiHeadAttention(nn.Module):
     def _note(
         self, p: _Pass, gate: torch.Tensor | None = None, **seen: torch.Tensor
     ) -> None:
-        if p.notes is not None:
-            if gate is not None:  # one number for each feature
-                gate = gate.repeat_interleave(
-                    self.d_model // gate.shape[-1], dim=-1
-                )
-            p.notes.append(Round(gate=gate, **seen))
+        if p.notes is None:
+            return
+        if gate is not None:  # one number for each feature
+            gate = gate.repeat_interleave(self.d_model // gate.shape[-1], dim=-1)
+        if p.cache is not None:  # it will be written over
+            seen = {name: x if x is None else x.clone() for name, x in seen.items()}
+        p.notes.append(Round(gate=gate, **seen))
 
     def _close(self, p: _Pass, F: torch.Tensor) -> torch.Tensor:
+        output = self.out(F)
         if p.cache is not None:
             p.cache.advance(p.x.shape[1])
-        return self.out(F)
+        return output
 
 # %% ../nbs/06_attention.ipynb #065a319c
 def _refuse_dropout(dropout: float, why: str) -> None:
     _check_probability("dropout", dropout)
     require(dropout == 0, "dropout", dropout, f"0: {why}")
 
-# %% ../nbs/06_attention.ipynb #8800574c
+# %% ../nbs/06_attention.ipynb #fcec5d42
 #| code-fold: true
 class LinearAttention(MultiHeadAttention):
     """Linear attention: scores φ(q)·φ(k) without a softmax, so that the past is one
@@ -984,8 +1027,10 @@ class LinearAttention(MultiHeadAttention):
     Notes
     -----
     Cost and memory are linear in T; the cache has one size for any length. A mask
-    is boolean; one that differs between queries forms T × S scores, and is refused
-    with a cache, which cannot take a token back. Source: chapters 1 and 6;
+    is boolean; one that differs between queries forms T × S scores. With a cache it
+    says which of the new tokens may be read, now and for ever: what it says of past
+    tokens is not looked at, for a sum cannot take a token back. Of the causal form,
+    ``torch.export`` makes a program for one T. Source: chapters 1 and 6;
     Katharopoulos et al. (2020).
     """
 
@@ -1021,7 +1066,7 @@ class LinearAttention(MultiHeadAttention):
     ) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`; a sum over all tokens is kept in
         float32 at least."""
-        dtype = _wide(dtype or self.query.weight.dtype)
+        dtype = _wide(dtype or next(self.parameters()).dtype)
         return super().make_cache(batch_size, max_length, dtype=dtype)
 
     def explain(self, x: torch.Tensor, *, cache=None, **options) -> Trace:
@@ -1049,6 +1094,10 @@ class LinearAttention(MultiHeadAttention):
         return k, v
 
     def _look(self, p: _Pass, q, k, v) -> tuple[torch.Tensor, torch.Tensor | None]:
+        with _full_precision(q):  # sums of many weights
+            return self._sums(p, q, k, v)
+
+    def _sums(self, p: _Pass, q, k, v) -> tuple[torch.Tensor, torch.Tensor | None]:
         dtype, q, mask, A = q.dtype, self._features(q), self._boolean(p), None
         if p.cache is not None:
             mask, before = self._recall(p, mask, k, v)
@@ -1087,9 +1136,10 @@ class LinearAttention(MultiHeadAttention):
             )
             mask = mask[..., -k.shape[2] :]
             new = k.masked_fill(~mask.mT, 0)
-        return mask, p.cache.add("memory", (new.mT @ v).to(_wide(k.dtype)))
+        wide = _wide(k.dtype)
+        return mask, p.cache.add("memory", new.to(wide).mT @ v.to(wide))
 
-# %% ../nbs/06_attention.ipynb #c3b6d696
+# %% ../nbs/06_attention.ipynb #18e906f4
 #| code-fold: true
 _LAYERS: dict[str, type[nn.Module]] = {
     "multi_head": MultiHeadAttention,
@@ -1156,5 +1206,6 @@ def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Modul
     Source: chapter 6.
     """
     want = f"one of {', '.join(_LAYERS)}; a layer registers when its module is imported"
-    require(name in _LAYERS, "name", repr(name), want)
+    known = isinstance(name, str) and name in _LAYERS
+    require(known, "name", repr(name), want)
     return _LAYERS[name](d_model, n_heads, **options)
