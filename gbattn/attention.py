@@ -158,7 +158,7 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
     """
     return x.transpose(1, 2).flatten(-2)
 
-# %% ../nbs/06_attention.ipynb #bb0f54f0
+# %% ../nbs/06_attention.ipynb #b4258fbc
 def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
     """Return the boolean mask (T, S) under which a query sees no key after its own.
 
@@ -188,8 +188,8 @@ def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
     """
     S = T if S is None else S
     for name, size in (("T", T), ("S", S)):
-        if isinstance(size, float | bool) or size < 1:
-            require(False, name, repr(size), "a positive integer")
+        if not isinstance(size, int | torch.SymInt) or size < 0:
+            require(False, name, repr(size), "an integer that is not negative")
     _check_causal(True, T, S)
     query, key = torch.arange(T, device=device), torch.arange(S, device=device)
     return key <= query[:, None] + (S - T)  # (T, S)
@@ -239,14 +239,15 @@ def padding_mask(
     from_its_end = place if side == "right" else place.flip(0)
     return (from_its_end < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
 
-# %% ../nbs/06_attention.ipynb #130af60e
+# %% ../nbs/06_attention.ipynb #fdadac84
 def _who_may_look(
     mask: torch.Tensor | None, causal: bool, T: int, S: int, q: torch.Tensor
 ) -> tuple[torch.Tensor | None, bool]:
     """One mask out of two, in the form in which the fused product is fast: either a
     mask or the word causal."""
     if mask is not None and mask.dtype not in (torch.bool, q.dtype):
-        limit = torch.finfo(q.dtype).max  # a large number must not become infinite
+        # A large number must not become infinite.
+        limit = min(torch.finfo(x.dtype).max for x in (q, mask))
         mask = mask.clamp(-limit, limit).where(mask.isfinite(), mask).to(q.dtype)
     # A lone query stands at the last key and sees them all.
     if not causal or T == 1:
@@ -457,7 +458,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
-# %% ../nbs/06_attention.ipynb #d6ce88f6
+# %% ../nbs/06_attention.ipynb #64b1674a
 #| code-fold: true
 class KeyValueCache:
     """Room for what a layer must remember of past tokens, so that decoding does not
