@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-# %% ../nbs/00_conventions.ipynb #c27d3834
+# %% ../nbs/00_conventions.ipynb #9fc1f2fe
 class Symbol(NamedTuple):
     """One entry of the notation: its LaTeX, its meaning and, for an array, its
     shape.
@@ -64,6 +64,7 @@ SYMBOLS: dict[str, Symbol] = {
         "S", "smoother, a matrix from observed to fitted values", ("n", "n")
     ),
     "truth": Symbol("f", "what the targets would be without noise", ("n", "c")),
+    "y": Symbol("y", "what a smoother smooths", ("n", "c")),
     # associative memory
     "N": Symbol("N", "stored patterns"),
     "patterns": Symbol("X", "stored patterns, one a row", ("N", "d")),
@@ -279,7 +280,7 @@ def profile(**choices):
     )
     return choices[name]
 
-# %% ../nbs/00_conventions.ipynb #aea82ccc
+# %% ../nbs/00_conventions.ipynb #82ada031
 COLOURS: dict[str, str] = {
     "theory": "#222222",
     "reference": "#5f6b7a",
@@ -291,6 +292,8 @@ COLOURS: dict[str, str] = {
     "softmax attention": "#d55e00",
     "delta rule": "#b8860b",
     "local linear": "#332288",
+    "absolute error": "#117733",
+    "Huber": "#d4526e",
     "Sinkhorn": "#999933",
     "polynomial energy": "#8a9a00",
     "exponential energy": "#c51b7d",

@@ -1,0 +1,538 @@
+"""Chapter 5: the claims with their mutants, and what a lesson should not carry: parity, faults, dtypes, pickles."""
+
+import math
+import pickle
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.ensemble import GradientBoostingClassifier as TheirClassifier
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import LinearRegression
+from sklearn.tree import DecisionTreeRegressor
+from sklearn.utils.estimator_checks import check_estimator
+
+from claims import claim
+from gbattn.boosting import (
+    AbsoluteError,
+    GradientBoosting,
+    GradientBoostingClassifier,
+    Huber,
+    LogLoss,
+    Loss,
+    SquaredError,
+    boosted_smoother,
+    l2_boost,
+    line_search,
+    sharpen,
+    staged_l2_boost,
+    twice,
+)
+from gbattn.least_squares import hat_matrix
+from gbattn.smoothers import bias_variance, degrees_of_freedom, kernel_smoother, softmax_weights
+
+F64 = torch.float64
+DIABETES = load_diabetes(return_X_y=True)
+CELLS = load_breast_cancer(return_X_y=True)
+RECIPE = partial(kernel_smoother, bandwidth=0.7)
+
+
+class Problem:
+    """Drawn rows X (n, d), values Y (n, c), a shrinkage, a number of looks, and a generator for more."""
+
+    def __init__(self, seed, n, rounds, nu):
+        self.rng = torch.Generator().manual_seed(seed)
+        self.n, self.rounds, self.nu = n, rounds, nu
+        self.X, self.Y, self.X_query = self.normal(n, 2), self.normal(n, 2), self.normal(4, 2)
+
+    def normal(self, *size):
+        return torch.randn(*size, generator=self.rng, dtype=F64)
+
+    def uniform(self, *size):
+        return torch.rand(*size, generator=self.rng, dtype=F64)
+
+    def attention(self):
+        return softmax_weights(*1.5 * self.normal(2, self.n, 3))
+
+    def symmetric(self, values):
+        Q = torch.linalg.qr(self.normal(self.n, self.n)).Q
+        return Q * values @ Q.T, Q
+
+
+def problems(n=(3, 14), rounds=(1, 6), nu=(0.1, 1.0)):
+    return st.builds(Problem, st.integers(0, 2**31), st.integers(*n), st.integers(*rounds), st.floats(*nu))
+
+
+def losses(y, F):
+    return SquaredError(), AbsoluteError(), Huber(0.6).at(y, F), LogLoss()
+
+
+# ---------------------------------------------------------------- claims
+
+
+def pseudo_residuals(p, sign):
+    """The third column against central differences, and the sums that vanish at the best constants."""
+    y, F = p.uniform(2 * p.n + 1), p.normal(2 * p.n + 1)
+    left, right, step = [], [], 1e-6
+    for loss in losses(y, F):
+        away = ((y - F).abs() > 1e-3) & (((y - F).abs() - getattr(loss, "delta", 1e9)).abs() > 1e-3)  # not at a kink
+        slope = (loss.value(y, F + step) - loss.value(y, F - step)) / (2 * step)
+        left.append(loss.negative_gradient(y, F)[away])
+        right.append(sign * slope[away])
+    for loss in (SquaredError(), AbsoluteError(), LogLoss()):
+        constant = loss.start(y)
+        left.append(loss.value(y, constant.expand_as(y)).mean()[None])
+        grid = torch.linspace(-3, 3, 601, dtype=F64)
+        at_grid = loss.value(y, grid[:, None]).mean(1).min()
+        right.append(torch.minimum(at_grid, left[-1]))
+    return torch.cat(left), torch.cat([r.reshape(-1) for r in right])
+
+
+@claim(problems(), tolerance=1e-6, mutant=lambda p: pseudo_residuals(p, 1))
+def test_prop_pseudo_residuals(p):
+    """Negative gradients by differences; best constants beat a grid. Mutant: the gradient, not its negative."""
+    return pseudo_residuals(p, -1)
+
+
+def one_round(p, search):
+    """A least-squares fit, and any correction after a search, against the identity."""
+    r, nu = p.Y[:, 0], 3 * p.nu  # beyond 2 as well
+    fitted = hat_matrix(p.X) @ r
+    c = p.normal(p.n)
+    rho = line_search(SquaredError(), r, torch.zeros_like(r), c) if search else 1.0
+    left = [(r - nu * h).square().sum() for h in (fitted, rho * c)]
+    right = [r.square().sum() - nu * (2 - nu) * h.square().sum() for h in (fitted, rho * c)]
+    return torch.stack(left), torch.stack(right)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: one_round(p, False))
+def test_thm_boosting_loss(p):
+    """A round takes off ν(2 − ν)‖h‖². Mutant: a correction that was neither fitted nor searched."""
+    return one_round(p, True)
+
+
+def harm(p, searched):
+    y, F, c = p.uniform(p.n), p.normal(p.n), p.normal(p.n)
+    left, right = [], []
+    for loss in losses(y, F):
+        rho = line_search(loss, y, F, c) if searched else 1.0
+        left.append(loss.value(y, F + p.nu * rho * c).sum())
+        right.append(loss.value(y, F).sum())
+    return torch.stack(left), torch.stack(right)
+
+
+@claim(problems(), tolerance=1e-12, relation="<=", mutant=lambda p: harm(p, False))
+def test_prop_searched_step(p):
+    """Along any correction a searched and shrunken step does no harm. Mutant: the step 1."""
+    return harm(p, True)
+
+
+def closed_form(p, looks):
+    """The loop, with one smoother and with several, against powers and products."""
+    S, eye = p.attention(), torch.eye(p.n, dtype=F64)
+    many = [p.attention() for _ in range(p.rounds)]
+    product = eye
+    for T in many:
+        product = (eye - p.nu * T) @ product
+    left = [l2_boost(S, p.Y, p.rounds, p.nu), p.Y - l2_boost(many, p.Y, p.rounds, p.nu)]
+    power = torch.linalg.matrix_power(eye - p.nu * S, looks)
+    return torch.cat(left), torch.cat([(eye - power) @ p.Y, product @ p.Y])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: closed_form(p, p.rounds - 1))
+def test_thm_l2_boost(p):
+    """M looks are I − (I − νS)ᴹ, or a product. Mutant: the power m for the look that has had m + 1."""
+    return closed_form(p, p.rounds)
+
+
+def one_look(p, values):
+    """Predictions for new rows after M looks, computed look by look, against one look."""
+    S, Q = kernel_smoother(p.X, 0.8), kernel_smoother(p.X, 0.8, p.X_query)
+    F, new = torch.zeros_like(p.Y), torch.zeros(4, 2, dtype=F64)
+    for _ in range(p.rounds + 1):
+        r = p.Y - F
+        F, new = F + p.nu * S @ r, new + p.nu * Q @ r
+    a = values(S, p.Y, p.rounds + 1, p.nu)
+    return torch.cat([new, F]), torch.cat([Q @ a, S @ a])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: one_look(p, l2_boost))
+def test_prop_sharpened(p):
+    """Many looks are one look at sharpened values. Mutant: one look at the estimates."""
+    return one_look(p, sharpen)
+
+
+def projected(p, ridge):
+    H = hat_matrix(p.X, ridge=ridge)
+    least = hat_matrix(p.X) @ p.Y
+    shrunk = (1 - (1 - p.nu) ** p.rounds) * least
+    left = [l2_boost(H, p.Y, p.rounds, p.nu), l2_boost(H, p.Y, 1), l2_boost(H, p.Y, 400, p.nu)]
+    return torch.cat([*left, H @ (p.Y - left[1])]), torch.cat([shrunk, least, least, torch.zeros_like(least)])
+
+
+@claim(problems(), tolerance=1e-9, mutant=lambda p: projected(p, 0.5))
+def test_prop_boosting_projection(p):
+    """Looks of a projection are a multiple of it, and end in it. Mutant: ridge."""
+    return projected(p, 0.0)
+
+
+def limit(p, nu):
+    """S with real and complex eigenvalues in the disc and a kernel: 2,000 looks, and what its kernel says is left."""
+    n = p.n + 3
+    V = torch.linalg.qr(p.normal(n, n)).Q + 0.1 * torch.randn(n, n, generator=p.rng, dtype=F64) / n
+    D = torch.diag(torch.cat([0.3 + 0.7 * p.uniform(n - 1), torch.zeros(1, dtype=F64)]))
+    D[0, 1], D[1, 0] = 0.5, -0.5
+    D[0, 0] = D[1, 1] = 0.6  # 0.6 ± 0.5i
+    S, inverse = V @ D @ torch.linalg.inv(V), torch.linalg.inv(V)
+    y = p.normal(n)
+    left = l2_boost(S, y, 2000, nu)
+    kernel = torch.zeros(n, dtype=F64)
+    kernel[-1] = 1
+    return left, y - V @ (kernel * (inverse @ y))
+
+
+@claim(problems(), tolerance=1e-8, mutant=lambda p: limit(p, 2.3))
+def test_thm_boosting_converges(p):
+    """Inside the disc the looks end with the kernel's part left over. Mutant: a ν for which some factor exceeds 1."""
+    return limit(p, p.nu)
+
+
+def test_a_defective_zero_grows_for_ever():
+    """The second condition of the theorem is needed: S² = 0 ≠ S has only the eigenvalue 0."""
+    S, y = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=F64), torch.tensor([0.0, 1.0], dtype=F64)
+    left = [y - l2_boost(S, y, rounds, 0.5) for rounds in (10, 20)]
+    torch.testing.assert_close(left[1], torch.tensor([-10.0, 1.0], dtype=F64))
+    assert left[1].norm() > 1.9 * left[0].norm()
+
+
+def modes(p, noise):
+    values = p.uniform(p.n)
+    S, U = p.symmetric(values)
+    f, sigma = p.Y[:, :1], 0.6
+    kappa = (1 - p.nu * values) ** p.rounds
+    M = boosted_smoother(S, p.rounds, p.nu)
+    found = bias_variance(M, f, noise)
+    theta = (U.T @ f)[:, 0]
+    left = [found.bias.square().sum(), found.variance.sum(), degrees_of_freedom(M)]
+    right = [(kappa**2 * theta**2).sum(), sigma**2 * (1 - kappa).square().sum(), (1 - kappa).sum()]
+    return torch.stack(left), torch.stack(right)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: modes(p, 0.6**2))
+def test_prop_boosting_bias_variance(p):
+    """Bias, variance and freedom of M looks, mode by mode. Mutant: σ² handed in for σ."""
+    return modes(p, 0.6)
+
+
+def test_bias_falls_and_variance_and_freedom_rise():
+    p = Problem(3, 12, 1, 1.0)
+    S, _ = p.symmetric(p.uniform(12))
+    M = boosted_smoother(S, range(1, 30))
+    found = bias_variance(M, p.Y[:, :1], 0.5)
+    for rising in (-found.squared_bias, found.variance.mean(-1), degrees_of_freedom(M)):
+        assert (rising.diff() > 0).all()
+
+
+def stopping(p, noise):
+    """The risk of each mode at the looks that the formula says, against all others."""
+    factor = 1 - p.nu * (0.05 + 0.9 * p.uniform(p.n))
+    theta, sigma = p.Y[:, 0], 0.6
+    risk = lambda M: (factor**M * theta) ** 2 + sigma**2 * (1 - factor**M) ** 2
+    best = torch.log(noise**2 / (theta**2 + noise**2)) / torch.log(factor)
+    others = torch.stack([risk(M * best) for M in (0.1, 0.5, 0.9, 0.99, 1.01, 1.1, 2, 10)])
+    return risk(best).expand_as(others), others
+
+
+@claim(problems(), tolerance=1e-14, relation="<=", mutant=lambda p: stopping(p, 1.2))
+def test_prop_stopping(p):
+    """No other real number of looks has a smaller risk along the mode. Mutant: twice the noise."""
+    return stopping(p, 0.6)
+
+
+# ---------------------------------------------------------------- losses and the search
+
+
+def test_overrides_agree_with_what_is_derived_from_the_value():
+    p = Problem(0, 30, 1, 1.0)
+    y, F = p.uniform(31), p.normal(31)
+    for loss in losses(y, F):
+        torch.testing.assert_close(loss.negative_gradient(y, F), Loss.negative_gradient(loss, y, F))
+        if not isinstance(loss, Huber):  # its start is the median, by convention
+            found = line_search(loss, y, torch.zeros_like(y), torch.ones_like(y))
+            torch.testing.assert_close(loss.start(y), found, atol=1e-9, rtol=0)
+    for loss in (SquaredError(), AbsoluteError()):  # the others take one step
+        torch.testing.assert_close(loss.leaf(y, F), Loss.leaf(loss, y, F), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_search_finds_formulas_in_both_directions(sign):
+    p = Problem(1, 40, 1, 1.0)
+    y, F, h = p.normal(40), p.normal(40), sign * p.normal(40)
+    rho = (y - F) @ h / (h @ h)
+    torch.testing.assert_close(line_search(SquaredError(), y, F, h), rho, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(line_search(SquaredError(), y, F, 1e-9 * h), 1e9 * rho, atol=0, rtol=1e-12)
+
+
+def test_the_search_at_its_limits():
+    y = torch.tensor([0.0, 1.0], dtype=F64)
+    zero = torch.zeros(2, dtype=F64)
+    assert line_search(SquaredError(), y, zero, zero) == 0
+    assert line_search(SquaredError(), y, zero, torch.tensor([1.0, 0.0], dtype=F64)) == 0  # orthogonal to what is left
+    separated = line_search(LogLoss(), y, zero, torch.tensor([-1.0, 1.0], dtype=F64))
+    assert 30 < separated <= 2.0**40
+    single = line_search(SquaredError(), y.float(), zero.float(), y.float())
+    assert single.dtype == torch.float32 and abs(single - 1) < 1e-6
+
+
+def test_log_loss_in_a_leaf_that_is_certain():
+    certain = torch.full((3,), 800.0, dtype=F64)
+    assert LogLoss().leaf(torch.ones(3, dtype=F64), certain) == 0
+    assert LogLoss().value(torch.ones(3, dtype=F64), -certain).isfinite().all()
+
+
+# ---------------------------------------------------------------- parity with scikit-learn
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber"])
+@pytest.mark.parametrize("tree", [{"max_depth": 1}, {"max_depth": 4, "min_samples_leaf": 5}])
+def test_regressor_is_scikit_learns_stage_by_stage(loss, tree):
+    X, y = DIABETES
+    settings = {"loss": loss, "n_estimators": 30, "learning_rate": 0.3, "random_state": 1, "alpha": 0.8}
+    ours = GradientBoosting(DecisionTreeRegressor(**tree), **settings).fit(X, y)
+    theirs = GradientBoostingRegressor(**settings, **tree).fit(X, y)
+    for a, b in zip(ours.staged_predict(X[:50] + 0.01), theirs.staged_predict(X[:50] + 0.01), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-8, rtol=0)
+    factor = 2 if loss == "squared_error" else 1  # theirs is the mean square
+    np.testing.assert_allclose(factor * ours.train_score_, theirs.train_score_, rtol=1e-10)
+
+
+def test_classifier_is_scikit_learns_stage_by_stage():
+    X, y = CELLS
+    settings = {"n_estimators": 30, "learning_rate": 0.3, "random_state": 1}
+    ours, theirs = (model(**settings).fit(X, y) for model in (GradientBoostingClassifier, TheirClassifier))
+    stages = zip(ours.staged_decision_function(X), theirs.staged_decision_function(X), strict=True)
+    assert max(np.abs(a - b.ravel()).max() for a, b in stages) < 1e-8
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-8)
+    assert (ours.predict(X) == theirs.predict(X)).all() and (list(ours.staged_predict(X))[-1] == ours.predict(X)).all()
+
+
+def test_early_stopping_is_scikit_learns():
+    X, y = DIABETES
+    settings = {"n_estimators": 200, "n_iter_no_change": 5, "tol": 0.0, "random_state": 0}
+    ours, theirs = GradientBoosting(**settings).fit(X, y), GradientBoostingRegressor(**settings).fit(X, y)
+    assert ours.n_estimators_ == theirs.n_estimators_ == len(ours.estimators_) == len(ours.validation_score_) < 200
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(X), atol=1e-8)
+    ours, theirs = (m(**settings).fit(*CELLS) for m in (GradientBoostingClassifier, TheirClassifier))
+    assert ours.n_estimators_ == theirs.n_estimators_
+
+
+def test_subsamples_differ_by_seed_and_repeat():
+    X, y = DIABETES
+    machine = GradientBoosting(subsample=0.5, n_estimators=5, random_state=0)
+    once, again = (clone(machine).fit(X, y).predict(X) for _ in range(2))
+    assert (once == again).all()
+    assert np.abs(once - machine.set_params(random_state=1).fit(X, y).predict(X)).max() > 1
+    assert machine.estimators_[0].tree_.n_node_samples[0] == 221
+
+
+# ---------------------------------------------------------------- any learner
+
+
+@pytest.mark.parametrize("degree", [0, 1])
+def test_the_machine_with_a_smoother_is_l2_boost(degree):
+    X, X_query = torch.randn(40, 2, dtype=F64), torch.randn(7, 2, dtype=F64)
+    y = torch.randn(40, dtype=F64)
+    recipe = partial(kernel_smoother, bandwidth=1.2, degree=degree)
+    machine = GradientBoosting(recipe, n_estimators=6, learning_rate=0.4, init="zero", line_search=None)
+    machine.fit(X.numpy(), y.numpy())
+    S, Q = recipe(X), recipe(X, X_query=X_query)
+    for rows, query in ((X, None), (X_query, Q)):
+        stages = zip(machine.staged_predict(rows.numpy()), staged_l2_boost(S, y, 6, 0.4, query=query), strict=True)
+        for a, b in stages:
+            np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_attention_and_least_squares_inside():
+    X, y = DIABETES
+    attention = lambda X, X_query: softmax_weights(X_query, X, 0.01)
+    machine = GradientBoosting(attention, n_estimators=20, learning_rate=1.0).fit(X, y)
+    assert (np.diff(machine.train_score_) < 0).all()  # the search sees to it
+    line = GradientBoosting(LinearRegression(), n_estimators=3, learning_rate=1.0).fit(X, y)
+    np.testing.assert_allclose(line.predict(X), LinearRegression().fit(X, y).predict(X), atol=1e-9)
+    np.testing.assert_allclose(line.steps_[0], 1.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", ["absolute_error", "huber", "log_loss"])
+def test_one_step_a_tree_and_one_a_leaf_both_go_down(loss):
+    X, y = DIABETES
+    y = y / 400 if loss == "log_loss" else y
+    scores = {}
+    for how in ("global", "leaf"):
+        machine = GradientBoosting(loss=loss, line_search=how, n_estimators=20, random_state=0).fit(X, y)
+        scores[how] = machine.train_score_
+        assert scores[how][-1] < scores[how][0]
+    assert (np.diff(scores["global"]) <= 1e-9).all() or loss == "huber"  # whose δ moves
+    assert np.abs(scores["global"] - scores["leaf"]).max() > 1e-4
+
+
+def test_log_loss_predicts_probabilities():
+    X, y = CELLS
+    shares = GradientBoosting(loss="log_loss", n_estimators=10, random_state=0).fit(X, y).predict(X)
+    labels = GradientBoostingClassifier(n_estimators=10, random_state=0).fit(X, y)
+    np.testing.assert_allclose(shares, labels.predict_proba(X)[:, 1], atol=1e-12)
+
+
+def test_a_loss_that_is_only_a_value():
+    class Again(Loss):
+        def value(self, y, F):
+            return 0.5 * (y - F) ** 2
+
+    X, y = DIABETES
+    a, b = (
+        GradientBoosting(loss=loss, n_estimators=5, random_state=0).fit(X, y) for loss in (Again(), "squared_error")
+    )
+    np.testing.assert_allclose(a.predict(X), b.predict(X), rtol=1e-10)
+    with pytest.raises(NotImplementedError):
+        Loss().value(torch.ones(1), torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        GradientBoosting(),
+        GradientBoosting(loss="huber", n_estimators=10, subsample=0.8, random_state=0),
+        GradientBoosting(RECIPE, n_estimators=5),
+        GradientBoostingClassifier(n_estimators=10),
+        GradientBoostingClassifier(RECIPE, n_estimators=5),
+    ],
+    ids=["default", "huber", "smoother", "classifier", "classifier-smoother"],
+)
+def test_estimators_satisfy_scikit_learn(estimator):
+    results = check_estimator(estimator, on_skip=None)
+    assert len(results) > 40 and all(result["status"] in ("passed", "skipped") for result in results)
+
+
+def test_pickles_and_clones():
+    X, y = DIABETES
+    for machine in (GradientBoosting(n_estimators=3), GradientBoosting(RECIPE, n_estimators=3)):
+        fitted = pickle.loads(pickle.dumps(machine.fit(X, y)))
+        np.testing.assert_array_equal(fitted.predict(X), machine.predict(X))
+    labels = np.where(y > 140, "more", "less")
+    fitted = pickle.loads(pickle.dumps(GradientBoostingClassifier(n_estimators=3).fit(X, labels)))
+    assert set(fitted.predict(X)) == {"less", "more"} == set(fitted.classes_)
+    assert clone(GradientBoosting(RECIPE, tol=0.5)).tol == 0.5
+
+
+def test_importing_the_module_loads_no_scikit_learn():
+    code = "import gbattn.boosting, sys; print([m for m in ('sklearn', 'matplotlib', 'scipy') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+    import gbattn.boosting
+
+    with pytest.raises(AttributeError, match="has no attribute 'Boosting'"):
+        gbattn.boosting.__getattr__("Boosting")
+
+
+# ---------------------------------------------------------------- shapes, precision, gradients
+
+
+def test_shapes_of_values_batches_and_stacks():
+    X, y = torch.randn(3, 9, 2, dtype=F64), torch.randn(3, 9, 2, dtype=F64)
+    h = torch.tensor([0.5, 1.0], dtype=F64)
+    S, Q = kernel_smoother(X, h), kernel_smoother(X, h, X[:, :4])
+    assert l2_boost(S, y, 3).shape == (2, 3, 9, 2) and l2_boost(S, y, 3, query=Q).shape == (2, 3, 4, 2)
+    torch.testing.assert_close(l2_boost(S, y, 3, 0.5)[1, 2], l2_boost(S[1, 2], y[2], 3, 0.5))
+    flat = y[0, :, 0]
+    assert l2_boost(S[:, 0], flat, 3).shape == (2, 9) and l2_boost(S[0, 0], flat, 3, query=Q[0, 0]).shape == (4,)
+    torch.testing.assert_close(sharpen(S[:, 0], flat, 4), sharpen(S[:, 0], flat[:, None], 4)[..., 0])
+    assert boosted_smoother(S, [1, 5, 2]).shape == (3, 2, 3, 9, 9) and boosted_smoother(S, 2).shape == S.shape
+    torch.testing.assert_close(boosted_smoother(S, 4, 0.3) @ y, l2_boost(S, y, 4, 0.3))
+    torch.testing.assert_close(twice(S, y), l2_boost(S, y, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_dtype_is_kept_and_gradients_are_right(dtype):
+    X, y = torch.randn(8, 2, dtype=F64), torch.randn(8, dtype=F64)
+    S = kernel_smoother(X, 0.8).to(dtype)
+    for found in (l2_boost(S, y.to(dtype), 5, 0.5), sharpen(S, y.to(dtype), 5), boosted_smoother(S, 5)):
+        assert found.dtype == dtype
+    if dtype == F64:
+        inputs = [a.clone().requires_grad_() for a in (S, y)]
+        assert torch.autograd.gradcheck(lambda S, y: l2_boost(S, y, 4, 0.7), inputs)
+
+
+def test_l2_boost_forms_no_matrix():
+    """A look of n = 20,000 values would not fit as a matrix power; S is only ever multiplied by values."""
+
+    class Counted(torch.Tensor):
+        shapes = []
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            found = super().__torch_function__(function, types, args, kwargs or {})
+            if function in (torch.Tensor.__matmul__, torch.matmul, torch.Tensor.matmul):
+                cls.shapes.append(tuple(found.shape))
+            return found
+
+    S = torch.full((30, 30), 1 / 30, dtype=F64).as_subclass(Counted)
+    l2_boost(S, torch.randn(30, dtype=F64), 7)
+    assert Counted.shapes == [(30, 1)] * 7
+
+
+# ---------------------------------------------------------------- errors
+
+S, y = torch.full((5, 5), 0.2, dtype=F64), torch.ones(5, dtype=F64)
+X5 = np.arange(10.0).reshape(5, 2)
+
+
+def fit(**settings):
+    return GradientBoosting(**settings).fit(X5, np.arange(5.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: l2_boost(S, y, 0), "rounds: got 0; want a positive integer"),
+        (lambda: l2_boost(S, y, True), "rounds: got True; want a positive integer"),
+        (lambda: l2_boost(S, y, 2, 0.0), "shrinkage: got 0.0; want a positive, finite number"),
+        (lambda: l2_boost(S, y, 2, math.inf), "shrinkage: got inf; want a positive"),
+        (lambda: l2_boost(S, y.numpy(), 2), "y: got ndarray; want a torch.Tensor of shape"),
+        (lambda: l2_boost(S, y[0], 2), "y: got a scalar; want a torch.Tensor"),
+        (lambda: l2_boost(S, y[:4], 2), "y: got n = 4 rows of the context; want n = 5, as in smoother"),
+        (lambda: l2_boost(S, y.float(), 2), "y: got dtype torch.float32; want torch.float64, as in smoother"),
+        (lambda: l2_boost(S[:4], y, 2), "smoother: got n = 5 rows of the context; want n = 4"),
+        (lambda: l2_boost([S], y, 2), "smoother: got 1 of them; want one matrix, or one for each of 2 rounds"),
+        (lambda: l2_boost(S, y, 2, query=[S]), "query: got 1 of them; want one matrix, or one for each of 2"),
+        (lambda: l2_boost(S, y, 2, query=S[:, :4]), r"query: got shape \(5, 4\); want shape \(…, m, n\) with n = 5"),
+        (lambda: l2_boost(S, y, 2, query=S.float()), "query: got dtype torch.float32; want torch.float64, as in y"),
+        (lambda: boosted_smoother(S, [1, 0]), "rounds: got 0; want a positive integer"),
+        (lambda: boosted_smoother(S, []), r"rounds: got \[\]; want a positive integer"),
+        (lambda: boosted_smoother(S, 2, -1.0), "shrinkage: got -1.0; want a positive"),
+        (lambda: boosted_smoother(S[0], 2), "smoother: got shape"),
+        (lambda: sharpen(S, y, 1.5), "rounds: got 1.5; want a positive integer"),
+        (lambda: Huber(1.0), "alpha: got 1.0; want a number between 0 and 1"),
+        (lambda: fit(base_learner=3), "base_learner: got 3; want None, a regressor, or a function from rows"),
+        (lambda: fit(base_learner=DecisionTreeRegressor), "base_learner: got <class .*; want None, a regressor"),
+        (lambda: fit(loss="hinge"), "loss: got 'hinge'; want a Loss or one of squared_error, absolute_error"),
+        (lambda: fit(loss="huber", alpha=2), "alpha: got 2; want a number between 0 and 1"),
+        (lambda: fit(loss="log_loss"), r"y: got targets from 0 to 4; want targets in \[0, 1\]"),
+        (lambda: fit(n_estimators=0), "n_estimators: got 0; want a positive integer"),
+        (lambda: fit(learning_rate=-0.1), "learning_rate: got -0.1; want a positive, finite number"),
+        (lambda: fit(subsample=1.5), r"subsample: got 1.5; want a number in \(0, 1\]"),
+        (lambda: fit(line_search="wolfe"), "line_search: got 'wolfe'; want 'auto', 'leaf', 'global' or None"),
+        (lambda: fit(base_learner=RECIPE, line_search="leaf"), "line_search: got 'leaf' with a _Smoothing; want"),
+        (lambda: fit(init="mean"), "init: got 'mean'; want None or 'zero'"),
+        (lambda: fit(n_iter_no_change=0), "n_iter_no_change: got 0; want None or a positive integer"),
+        (lambda: GradientBoostingClassifier().fit(X5, np.ones(5)), "y: got 1 class; want two classes"),
+        (lambda: GradientBoostingClassifier().fit(X5, np.arange(5)), "Only binary classification is supported"),
+    ],
+)
+def test_errors_name_what_is_wrong(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
