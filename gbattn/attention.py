@@ -19,7 +19,7 @@ from torch import nn
 from .conventions import is_count, require
 from .least_squares import linear_attention
 
-# %% ../nbs/06_attention.ipynb #9d930c1d
+# %% ../nbs/06_attention.ipynb #0b36c513
 def _wanted(good: bool, name: str, tensor: object, want: Callable[[], str]) -> None:
     """Require, with both halves of the sentence written only when it is said: to
     format a size would tell the compiler that the size never changes."""
@@ -101,6 +101,16 @@ def _check_base(name: str, base: float, also: str = "") -> None:
     fits = number and 1 < base < math.inf
     want = f"{also}a finite base above 1, such as 10000.0"
     require(fits, name, base, want)
+
+
+def _check_angles(x: torch.Tensor, angles: torch.Tensor) -> None:
+    """Whether the angles are one for each pair: a batch of them must not pass for
+    heads."""
+    (B, _, T, K), shape = x.shape, angles.shape
+    fits = K % 2 == 0 and shape[-2:] == (T, K // 2)
+    fits = fits and (len(shape) == 2 or shape[:-2] == (B, 1))
+    want = lambda: f"(T, K/2) or (B, 1, T, K/2), for x of shape {tuple(x.shape)}"
+    _wanted(fits, "angles", angles, want)
 
 
 def _check_scale(scale: float | None) -> None:
@@ -361,7 +371,7 @@ def attend(
         q, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=H != G
     )
 
-# %% ../nbs/06_attention.ipynb #214be56d
+# %% ../nbs/06_attention.ipynb #ab23d53f
 def rotary_angles(
     positions: torch.Tensor, width: int, base: float = 10_000.0
 ) -> torch.Tensor:
@@ -395,7 +405,7 @@ def rotary_angles(
     _check_base("base", base)
     even = is_count(width) and width % 2 == 0
     require(even, "width", width, "an even number of features, to turn in pairs")
-    # Angles grow with the position: single precision would lose their fraction of a turn.
+    # Far out, single precision would lose an angle's fraction of a turn.
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(0, width, 2, device=positions.device, dtype=wide)
     turns = positions[..., None] * base ** (-pair / width)  # (…, T, K/2)
@@ -427,18 +437,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     -----
     Source: chapter 6; Su et al. (2021).
     """
-    full, shape = x.shape[:3] + (x.shape[3] // 2,), angles.shape
-    fits = x.shape[3] % 2 == 0 and shape[-2:] == full[-2:]
-    fits = fits and (len(shape) == 2 or shape[:2] == (full[0], 1))
-    T, half = full[-2:]
-    _wanted(
-        fits,
-        "angles",
-        angles,
-        lambda: (
-            f"(T, K/2) = ({T}, {half}) or (B, 1, T, K/2), for x {tuple(x.shape)}"
-        ),
-    )
+    _check_angles(x, angles)
     angles = angles.to(_wide(x.dtype))
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, dim=-1)
@@ -1090,9 +1089,12 @@ class LinearAttention(MultiHeadAttention):
             new = k.masked_fill(~mask.mT, 0)
         return mask, p.cache.add("memory", (new.mT @ v).to(_wide(k.dtype)))
 
-# %% ../nbs/06_attention.ipynb #afc6d23f
+# %% ../nbs/06_attention.ipynb #c3b6d696
 #| code-fold: true
-_LAYERS: dict[str, type[nn.Module]] = {}
+_LAYERS: dict[str, type[nn.Module]] = {
+    "multi_head": MultiHeadAttention,
+    "linear": LinearAttention,
+}
 
 
 def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
@@ -1156,7 +1158,3 @@ def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Modul
     want = f"one of {', '.join(_LAYERS)}; a layer registers when its module is imported"
     require(name in _LAYERS, "name", repr(name), want)
     return _LAYERS[name](d_model, n_heads, **options)
-
-
-register("multi_head")(MultiHeadAttention)
-register("linear")(LinearAttention)

@@ -425,6 +425,26 @@ def test_equal_scores_are_the_mean_and_one_key_is_itself(dtype):
         assert torch.equal(attend(*one, causal=causal), one[2])
 
 
+def held_for_backward(form):
+    """The largest tensor that autograd keeps, in numbers."""
+    sizes = []
+
+    def hold(tensor):
+        sizes.append(tensor.untyped_storage().nbytes() // tensor.element_size())
+        return tensor
+
+    q, k, v = torch.randn(3, 1, 4, 256, 8, requires_grad=True).unbind()
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+        form(q, k, v)
+    return max(sizes)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(causal=True), dict(mask=padding_mask(torch.tensor([200]), 256))])
+def test_the_fused_look_keeps_no_map(options):
+    assert held_for_backward(lambda *qkv: naive(*qkv, **options)) >= 4 * 256 * 256
+    assert held_for_backward(lambda *qkv: attend(*qkv, **options)) <= 3 * 4 * 256 * 8  # q, k and v in one
+
+
 def test_empty_batches_and_no_queries():
     for form in (attend, naive):
         for shape in ((0, 2, 3, 4), (2, 2, 0, 4)):
@@ -685,6 +705,16 @@ def test_a_cache_says_its_size():
     assert short == long == 3 * 4 * 2 * 3 * 4
 
 
+def test_a_new_token_is_written_in_place():
+    cache = KeyValueCache(KEYS, 1, 3)
+    place, new = cache.kept["key"].data_ptr(), torch.randn(1, 2, 1, 4)
+    for t in range(3):
+        keys = cache.extend("key", new + t)
+        cache.advance(1)
+        assert keys.data_ptr() == place and keys.shape == (1, 2, t + 1, 4)
+        assert torch.equal(keys[:, :, t:], new + t)
+
+
 def test_a_refused_step_leaves_the_cache_as_it_was(decoding):
     layer, x = decoding
     cache = filled(layer, x[:, :6], room=8)
@@ -892,7 +922,7 @@ def used(layer=LAYER, length=2):
         (lambda: rotary_angles([0, 1], 4), r"positions: got list; want a tensor of integers \(…, T\)"),
         (lambda: rotary_angles(torch.arange(2), 3), "width: got 3; want an even number of features, to turn in pairs"),
         (lambda: rotary_angles(torch.arange(2), 4, 1.0), "base: got 1.0; want a finite base above 1"),
-        (lambda: rotate(Q, torch.zeros(3, 2)), r"angles: got shape \(3, 2\); want \(T, K/2\) = \(3, 4\) or"),
+        (lambda: rotate(Q, torch.zeros(3, 2)), r"angles: got shape \(3, 2\); want \(T, K/2\) or \(B, 1, T"),
         (lambda: rotate(Q, torch.zeros(2, 3, 4)), r"angles: got shape \(2, 3, 4\); want .* or \(B, 1, T, K/2\)"),
         (lambda: rotate(Q, torch.zeros(2, 4, 3, 4)), r"angles: got shape \(2, 4, 3, 4\)"),
         (lambda: rotate(Q[..., :3], torch.zeros(3, 1)), r"angles: got shape \(3, 1\)"),
