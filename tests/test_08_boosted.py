@@ -11,6 +11,7 @@ from torch import nn
 from claims import claim
 from gbattn.attention import MultiHeadAttention, make_attention
 from gbattn.boosted import Correction, GradientBoostedAttention, alignment, functional_gradient, gated
+from gbattn.boosting import l2_boost
 from gbattn.least_squares import hat_matrix, least_squares
 from gbattn.twicing import TwicingAttention
 
@@ -95,7 +96,7 @@ def fitted(p, target):
         c = least_squares(Z, target(x, F)).predict(Z)
         F = gated(F[None], g[None], c[None])[0]
     kept = torch.linalg.matrix_power(torch.eye(p.T, dtype=F64) - p.nu * hat_matrix(Z), p.rounds)
-    return F, x - kept @ x
+    return torch.cat([F, F]), torch.cat([x - kept @ x, l2_boost(hat_matrix(Z), x, p.rounds, p.nu)])
 
 
 @claim(problems(), tolerance=1e-10, mutant=lambda p: fitted(p, lambda x, F: x))
