@@ -478,6 +478,12 @@ def test_alignment_does_not_see_the_scale(dtype):
     assert found.abs().max() <= 1
 
 
+def test_alignment_is_a_cosine_to_the_last_bit():
+    u = torch.randn(20_000, 7)
+    found = alignment(torch.cat([-3 * u, u]), torch.cat([u, u]))
+    assert found.max() == 1 and found.min() == -1
+
+
 def test_alignment_of_nothing_is_nan():
     d = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 2.0]])
     u = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
