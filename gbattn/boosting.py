@@ -207,7 +207,7 @@ class _Smoothing:
         S = self.recipe(self.X, X_query=torch.tensor(X))  # (m, n)
         return (S @ self.r).numpy()
 
-# %% ../nbs/05_boosting.ipynb #a1825fa6
+# %% ../nbs/05_boosting.ipynb #03080aaf
 #| code-fold: true
 def _estimators() -> dict[str, type]:
     """Define the estimators when one is first asked for, so that importing the
@@ -363,7 +363,7 @@ def _estimators() -> dict[str, type]:
 
         Parameters
         ----------
-        base_learner : regressor or callable, optional
+        base_learner : object or callable, optional
             What is fitted to the residual in each round: any scikit-learn
             regressor, or a recipe that is called as ``recipe(X, X_query=rows)``
             with tensors and returns a smoother (m, n), such as
@@ -487,7 +487,7 @@ def _estimators() -> dict[str, type]:
 
         Parameters
         ----------
-        base_learner : regressor or callable, optional
+        base_learner : object or callable, optional
             A regressor, or a recipe for a smoother; see `GradientBoosting`.
         learning_rate : float
             The shrinkage ν.
