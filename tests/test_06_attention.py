@@ -653,6 +653,17 @@ def test_positions_for_each_sequence_and_for_all():
     assert (together[1] - layer(x, causal=True)[1]).abs().max() > 1e-3
 
 
+def test_a_context_has_places_of_its_own():
+    """Keys of a context stand at 0, 1, … wherever the queries stand; checked from the weights."""
+    layer = MultiHeadAttention(8, 2, rotary=100.0, dtype=F64)
+    x, context, places = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 5, 8, dtype=F64), torch.tensor([9, 4, 2])
+    trace = layer.explain(x, context=context, positions=places)
+    q = rotate(split_heads(layer.query(x), 2), rotary_angles(places, 4, 100.0))
+    k = rotate(split_heads(layer.key(context), 2), rotary_angles(torch.arange(5), 4, 100.0))
+    torch.testing.assert_close(trace.rounds[0].weights, (q @ k.mT / 2).softmax(-1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer(x, context=context, positions=places), trace.output, atol=1e-12, rtol=0)
+
+
 def test_values_are_not_turned():
     """A lone token hears itself at any place, so its output must not depend on the place."""
     layer, x = MultiHeadAttention(8, 2, rotary=100.0, dtype=F64), torch.randn(1, 1, 8, dtype=F64)
@@ -793,6 +804,23 @@ def test_linear_attention_decodes_in_half_precision_with_the_cache_that_it_makes
         pieces = torch.cat([layer(piece, causal=True, cache=cache) for piece in x.split(2, 1)], 1)
         assert pieces.dtype == dtype
         torch.testing.assert_close(pieces.double(), exact(x.double(), causal=True), atol=0.08, rtol=0.05)
+
+
+@pytest.mark.parametrize("feature_map", ["elu", "identity"])
+def test_linear_attention_decodes_behind_padding_and_from_an_emptied_cache(feature_map):
+    layer, x = LinearAttention(8, 4, n_kv_heads=2, feature_map=feature_map, dtype=F64), torch.randn(2, 7, 8, dtype=F64)
+    lengths = torch.tensor([4, 7])
+    real = padding_mask(lengths, 7, side="left")
+    with torch.no_grad():
+        cache = filled(layer, x)
+        cache.crop(0)
+        assert cache.length == 0
+        steps = ((0, 2), (2, 5), (5, 6), (6, 7))
+        pieces = [layer(x[:, a:b], causal=True, cache=cache, mask=real[..., :b]) for a, b in steps]
+        got = torch.cat(pieces, 1)
+        for row, length in enumerate(lengths.tolist()):
+            alone = layer(x[row : row + 1, 7 - length :], causal=True)
+            torch.testing.assert_close(got[row : row + 1, 7 - length :], alone, atol=1e-12, rtol=0)
 
 
 def test_linear_attention_decodes_under_autocast():
