@@ -19,6 +19,7 @@ from gbattn.attention import (
     padding_mask,
     split_heads,
 )
+from gbattn.boosting import l2_boost, twice
 from gbattn.twicing import TwicingAttention
 
 F64 = torch.float64
@@ -569,12 +570,16 @@ def test_the_past_does_not_see_the_future():
     assert (before[:, 6:] - after[:, 6:]).abs().min() > 0
 
 
-def test_looks_are_boosting_rounds():
-    """The layer's estimate is L2-boosting of its values with its own map."""
-    layer, x = TwicingAttention(6, 1, rounds=4, dtype=F64), torch.randn(1, 8, 6, dtype=F64)
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_looks_are_boosting_rounds(rounds):
+    """The layer's estimate is chapter 5's L2-boosting of the values of each head with its own map."""
+    layer, x = TwicingAttention(6, 2, rounds=rounds, dtype=F64), torch.randn(1, 8, 6, dtype=F64)
     trace = layer.explain(x, causal=True)
-    F, _ = look_by_look(trace.rounds[0].weights[0, 0], layer.value(x)[0], 4)
-    torch.testing.assert_close(trace.rounds[-1].estimate[0], F, atol=1e-12, rtol=0)
+    maps, values = trace.rounds[0].weights[0], split_heads(layer.value(x), 2)[0]
+    boosted = torch.stack([l2_boost(A, v, rounds) for A, v in zip(maps, values)])
+    torch.testing.assert_close(trace.rounds[-1].estimate, merge_heads(boosted[None]), atol=1e-12, rtol=0)
+    if rounds == 2:
+        assert torch.equal(boosted[0], twice(maps[0], values[0]))
 
 
 def test_a_context_that_is_the_tokens_themselves_is_none():
