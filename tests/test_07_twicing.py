@@ -613,6 +613,7 @@ X = torch.ones(1, 4, 8)
         (
             lambda: TwicingAttention(8, 2, rounds=3)(X, causal=True, cache=TwicingAttention(8, 2).make_cache(1, 4)),
             "cache: got one that keeps",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong(call, sentence):

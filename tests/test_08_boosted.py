@@ -1,0 +1,538 @@
+"""Chapter 8: the claims with their mutants, the options of the layer, and what its corrections do."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from claims import claim
+from gbattn.attention import MultiHeadAttention, make_attention
+from gbattn.boosted import Correction, GradientBoostedAttention, alignment, functional_gradient, gated
+from gbattn.boosting import l2_boost
+from gbattn.least_squares import hat_matrix, least_squares
+from gbattn.twicing import TwicingAttention
+
+F64 = torch.float64
+SOURCES, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    torch.manual_seed(0)
+
+
+class Problem:
+    """Tokens x (1, T, D), a row-stochastic map (T, T), a gate in (0, 1), and a generator for more."""
+
+    def __init__(self, seed, T, H, K, rounds, nu):
+        self.rng = torch.Generator().manual_seed(seed)
+        self.T, self.H, self.D, self.rounds, self.nu = T, H, H * K, rounds, nu
+        self.x = self.normal(1, T, self.D)
+        self.map = (2 * self.normal(T, T)).softmax(-1)
+
+    def normal(self, *size):
+        return torch.randn(*size, generator=self.rng, dtype=F64)
+
+    def layer(self, kind=GradientBoostedAttention, **options):
+        layer = kind(self.D, self.H, dtype=F64, **options)
+        with torch.no_grad():
+            for weight in layer.parameters():
+                weight.copy_(0.7 * self.normal(*weight.shape))
+        return layer
+
+
+def problems(T=(2, 7), K=(1, 3)):
+    return st.builds(
+        Problem, st.integers(0, 2**31), st.integers(*T), st.integers(1, 3), st.integers(*K), st.integers(2, 4),
+        st.floats(0.05, 0.95),
+    )  # fmt: skip
+
+
+def half(r):
+    return r.square().sum() / 2
+
+
+# ---------------------------------------------------------------- claims
+
+
+def closed(p, bias):
+    """A layer whose gates rest at a bias, and one with a single round, against the layer of their round 0."""
+    boosted = p.layer(rounds=p.rounds)
+    plain = MultiHeadAttention(p.D, p.H, dtype=F64)
+    plain.load_state_dict({k: w for k, w in boosted.state_dict().items() if not k.startswith("corrections")})
+    one = GradientBoostedAttention(p.D, p.H, rounds=1, dtype=F64)
+    one.load_state_dict(plain.state_dict())
+    for correction in boosted.corrections:
+        nn.init.constant_(correction.gate.bias, bias)
+    return torch.cat([boosted(p.x), one(p.x)]), plain(p.x).expand(2, -1, -1)
+
+
+@claim(problems(), tolerance=0, mutant=lambda p: closed(p, -5.0))
+def test_prop_ordinary(p):
+    """One round, or closed gates, to the last bit. Mutant: gates that are nearly closed."""
+    return closed(p, -math.inf)
+
+
+def gradient_of(p, loss):
+    F = p.normal(1, p.T, p.D).requires_grad_()
+    (u,) = torch.autograd.grad(loss(p.x - F), F)
+    return -u, p.x - F
+
+
+@claim(problems(), tolerance=1e-12, mutant=lambda p: gradient_of(p, lambda r: r.square().mean()))
+def test_prop_residual_gradient(p):
+    """Autograd of ½‖x − F‖². Mutant: the mean squared error."""
+    return gradient_of(p, half)
+
+
+def fitted(p, target):
+    """Least-squares fits under a constant gate, against the closed form of l2_boost."""
+    x, Z = p.x[0], p.normal(p.T, 1)
+    F, g = torch.zeros_like(x), torch.full_like(x, p.nu)
+    for _ in range(p.rounds):
+        c = least_squares(Z, target(x, F)).predict(Z)
+        F = gated(F[None], g[None], c[None])[0]
+    kept = torch.linalg.matrix_power(torch.eye(p.T, dtype=F64) - p.nu * hat_matrix(Z), p.rounds)
+    return torch.cat([F, F]), torch.cat([x - kept @ x, l2_boost(hat_matrix(Z), x, p.rounds, p.nu)])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: fitted(p, lambda x, F: x))
+def test_prop_fitted(p):
+    """F = (I − (I − νH)ᴹ) x. Mutant: every round is fitted to x, not to the residual."""
+    return fitted(p, lambda x, F: x - F)
+
+
+def with_fixed_map(kind, p, value=1.0, **options):
+    layer = kind(p.D, 1, dtype=F64, **options)
+    for name, weight in layer.named_parameters():
+        nn.init.zeros_(weight)
+        if name.endswith(("value.weight", "out.weight")):
+            with torch.no_grad():
+                weight.copy_((value if "value" in name else 1.0) * torch.eye(p.D))
+    return layer
+
+
+def fixed_eyes(p, value):
+    """The layer under one map: without a gate against twicing, with a constant one against the formula."""
+    mask, S = p.map.log(), p.map
+    bare = with_fixed_map(GradientBoostedAttention, p, value, rounds=p.rounds, gate="none")
+    twicing = with_fixed_map(TwicingAttention, p, value, rounds=p.rounds)
+    shrunk = with_fixed_map(GradientBoostedAttention, p, value, rounds=p.rounds)
+    for correction in shrunk.corrections:
+        nn.init.constant_(correction.gate.bias, math.log(p.nu / (1 - p.nu)))
+    eye = torch.eye(p.T, dtype=F64)
+    left = torch.linalg.matrix_power(eye - p.nu * S, p.rounds - 1) @ (eye - S) @ p.x
+    return torch.cat([bare(p.x, mask=mask), shrunk(p.x, mask=mask)]), torch.cat([twicing(p.x, mask=mask), p.x - left])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: fixed_eyes(p, 0.9))
+def test_prop_fixed_eyes(p):
+    """With one fixed map and W_V = I the layer is twicing. Mutant: W_V = 0.9 I."""
+    return fixed_eyes(p, 1.0)
+
+
+def change(p, square):
+    F, g, c = p.normal(3, p.T, p.D)
+    g = g.sigmoid()
+    after = half(p.x[0] - gated(F[None], g[None], c[None])[0])
+    r, delta = p.x[0] - F, g * c
+    formula = square * half(delta) - (r * delta).sum()
+    ball = r.square().sum() - (delta - r).square().sum()  # positive inside
+    return torch.stack([after - half(r), -ball / 2]), formula.expand(2)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: change(p, 0))
+def test_thm_when_it_falls(p):
+    """The change of ½‖x − F‖², and the ball. Mutant: to first order only."""
+    return change(p, 1)
+
+
+def test_the_counter_example():
+    x, F, g, c = (torch.tensor([[v]]) for v in ([1.0, 0.0], [0.5, 0.0], [0.5, 0.5], [-1.0, 1.0]))
+    assert half(x - F) == 0.125 and half(x - gated(F, g, c)) == 0.625
+
+
+def gate_guarantee(p, rows):
+    r, H = p.x[0], hat_matrix(p.normal(p.T, 1))
+    c, g = H @ r, 2 * torch.rand(rows(p), p.D, generator=p.rng, dtype=F64)
+    return (half(r) - half(r - g * c))[None], (g * (2 - g) * c.square()).sum()[None] / 2
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: gate_guarantee(p, lambda p: p.T))
+def test_prop_gate_guarantee(p):
+    """One gate vector for all tokens keeps ½ Σ g(2 − g)‖c_d‖². Mutant: a gate for each token."""
+    return gate_guarantee(p, lambda p: 1)
+
+
+def test_a_gate_for_each_token_can_spoil_a_fit():
+    r, H = torch.tensor([[3.0], [-1.0]]), torch.full((2, 2), 0.5)
+    assert (H @ r).flatten().tolist() == [1.0, 1.0]
+    assert half(r) == 5.0 and half(r - torch.tensor([[0.0], [1.0]]) * (H @ r)) == 6.5
+
+
+def any_loss(p, curvature):
+    """Cross-entropy behind a linear map: above its tangent, below its parabola."""
+    W, F, delta = p.normal(5, p.D), p.normal(p.D).requires_grad_(), p.normal(p.D)
+    L = lambda F: -(W @ F).log_softmax(-1)[0]
+    (u,) = torch.autograd.grad(L(F), F)
+    beta = curvature * torch.linalg.matrix_norm(W, 2) ** 2 / 2
+    tangent = L(F) + u @ delta
+    return torch.stack([tangent, L(F + delta)]), torch.stack([L(F + delta), tangent + beta / 2 * delta @ delta])
+
+
+@claim(problems(), tolerance=1e-10, relation="<=", mutant=lambda p: any_loss(p, 0.0))
+def test_thm_descent_any_loss(p):
+    """Tangent ≤ loss ≤ parabola of curvature ½‖W‖². Mutant: no curvature."""
+    return any_loss(p, 1.0)
+
+
+def turned(p, kind):
+    """A layer, and the same with the basis of its values changed."""
+    layer = p.layer(kind)
+    K = p.D // p.H
+    R = torch.block_diag(*(torch.linalg.qr(p.normal(K, K)).Q * 1.5 for _ in range(p.H)))
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.value.weight.copy_(R @ layer.value.weight)
+        twin.value.bias.copy_(R @ layer.value.bias)
+        twin.out.weight.copy_(layer.out.weight @ torch.linalg.inv(R))
+    return twin(p.x), layer(p.x)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: turned(p, GradientBoostedAttention))
+def test_prop_basis(p):
+    """Multi-head attention and twicing have no basis of values. Mutant: boosted attention, which has."""
+    pairs = [turned(p, kind) for kind in (MultiHeadAttention, TwicingAttention)]
+    return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+
+
+def longer(p, bias):
+    """The mean over W_V and −W_V of ‖x − F‖², token by token."""
+    layer = p.layer(rounds=2)
+    nn.init.constant_(layer.value.bias, bias)
+    squares, estimates = [], []
+    W_V = layer.value.weight.detach().clone()
+    for sign in (1, -1):
+        with torch.no_grad():
+            layer.value.weight.copy_(sign * W_V)
+        F = layer.explain(p.x).rounds[0].estimate
+        squares.append((p.x - F).square().sum(-1))
+        estimates.append(F.square().sum(-1))
+    return sum(squares) / 2, p.x.square().sum(-1) + sum(estimates) / 2
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: longer(p, 1.0))
+def test_prop_longer(p):
+    """E‖x − F‖² = ‖x‖² + E‖F‖². Mutant: with a bias."""
+    return longer(p, 0.0)
+
+
+def family(p, shift):
+    """Each gate against the larger one with its rows tied."""
+    left, right = [], []
+    for small, large, copies in (("head", "feature", p.D // p.H), ("scalar", "head", p.H)):
+        layer = p.layer(gate=small)
+        state = layer.state_dict()
+        for name in ("corrections.0.gate.weight", "corrections.0.gate.bias"):
+            state[name] = state[name].repeat_interleave(copies, 0).roll(shift, 0) + 0.3 * shift
+        tied = GradientBoostedAttention(p.D, p.H, gate=large, dtype=F64)
+        tied.load_state_dict(state)
+        left.append(tied(p.x))
+        right.append(layer(p.x))
+    scalar, none = p.layer(gate="scalar"), GradientBoostedAttention(p.D, p.H, gate="none", dtype=F64)
+    nn.init.zeros_(scalar.corrections[0].gate.weight)
+    nn.init.constant_(scalar.corrections[0].gate.bias, math.inf)
+    none.load_state_dict({k: w for k, w in scalar.state_dict().items() if "gate" not in k})
+    return torch.cat([*left, scalar(p.x)]), torch.cat([*right, none(p.x)])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: family(p, 1))
+def test_prop_gate_family(p):
+    """Tied rows make the smaller gate; a bias of ∞ makes none. Mutant: rows tied one place off, other biases."""
+    return family(p, 0)
+
+
+# ---------------------------------------------------------------- the layer by its definition
+
+
+def by_definition(layer, x):
+    """The chapter's four lines, head by head, with plain softmaxes."""
+
+    def look(m, query, source):
+        names = layer if m == 0 else layer.corrections[m - 1]
+        own = layer if layer.kv_from == "shared" else names
+        read = x if layer.kv_from == "shared" else source
+        H, G, outputs = layer.n_heads, layer.n_kv_heads, []
+        heads = lambda z, n: z.unflatten(-1, (n, -1)).unbind(-2)
+        q, k, v = heads(names.query(query), H), heads(own.key(read), G), heads(own.value(read), G)
+        for h in range(H):
+            A = (q[h] @ k[h * G // H].mT / math.sqrt(layer.head_width)).softmax(-1)
+            outputs.append(A @ v[h * G // H])
+        return torch.cat(outputs, -1)
+
+    F = look(0, x, x)
+    for m, correction in enumerate(layer.corrections, start=1):
+        r = x - F
+        c = look(m, r, x if layer.kv_from == "input" else r)
+        if correction.gate is None:
+            F = F + c
+        else:
+            gate = correction.gate
+            g = nn.functional.linear(torch.cat([F, c], -1), gate.weight, gate.bias).sigmoid()
+            F = F + g.repeat_interleave(layer.d_model // g.shape[-1], -1) * c
+    return layer.out(F)
+
+
+@pytest.mark.parametrize("kv_from", SOURCES)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("rounds, groups", [(1, 4), (2, 4), (3, 2), (4, 1)])
+def test_the_layer_is_its_definition(kv_from, gate, rounds, groups):
+    layer = GradientBoostedAttention(8, 4, n_kv_heads=groups, kv_from=kv_from, gate=gate, rounds=rounds, dtype=F64)
+    for weight in layer.parameters():
+        nn.init.normal_(weight, std=0.5)
+    x = torch.randn(2, 5, 8, dtype=F64)
+    torch.testing.assert_close(layer(x), by_definition(layer, x), atol=1e-12, rtol=0)
+    trace = layer.explain(x)
+    assert len(trace.rounds) == rounds
+    for before, after in zip(trace.rounds, trace.rounds[1:]):
+        torch.testing.assert_close(after.residual, x - before.estimate, atol=0, rtol=0)
+        taken = after.correction if after.gate is None else after.gate * after.correction
+        torch.testing.assert_close(after.estimate, before.estimate + taken, atol=1e-14, rtol=0)
+        assert (after.gate is None) == (gate == "none")
+
+
+def test_the_three_corrections_differ():
+    x, outputs = torch.randn(2, 6, 8, dtype=F64), []
+    for kv_from in SOURCES:
+        torch.manual_seed(1)
+        outputs.append(GradientBoostedAttention(8, 2, kv_from=kv_from, dtype=F64)(x))
+    for i in range(3):
+        for j in range(i):
+            assert (outputs[i] - outputs[j]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kv_from", SOURCES)
+def test_a_trained_multi_head_layer_can_be_loaded(kv_from):
+    plain, boosted = MultiHeadAttention(8, 2), GradientBoostedAttention(8, 2, kv_from=kv_from)
+    found = boosted.load_state_dict(plain.state_dict(), strict=False)
+    assert not found.unexpected_keys and all(key.startswith("corrections.0.") for key in found.missing_keys)
+    x = torch.randn(1, 4, 8)
+    torch.testing.assert_close(boosted.explain(x).rounds[0].estimate, plain.explain(x).rounds[0].estimate)
+
+
+def test_the_gate_starts_at_exactly_one_half_and_again_after_a_reset():
+    layer, x = GradientBoostedAttention(8, 2, rounds=3), 100 * torch.randn(1, 4, 8)
+    halfway = lambda: [(look.gate == 0.5).all().item() for look in layer.explain(x).rounds[1:]]
+    assert halfway() == [True, True]
+    nn.init.normal_(layer.corrections[0].gate.weight)
+    assert halfway()[0] is False
+    first = layer.query.weight.clone()
+    layer.reset_parameters(torch.Generator().manual_seed(3))
+    assert halfway() == [True, True] and not torch.equal(first, layer.query.weight)
+    twin = GradientBoostedAttention(8, 2, rounds=3)
+    twin.reset_parameters(torch.Generator().manual_seed(3))
+    assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), twin.parameters()))
+
+
+def test_a_gate_has_its_bias_where_the_projections_have_none():
+    layer = GradientBoostedAttention(8, 2, bias=False)
+    biases = [name for name, _ in layer.named_parameters() if name.endswith("bias")]
+    assert biases == ["corrections.0.gate.bias"]
+
+
+def test_a_zero_value_projection_leaves_a_trained_layer_and_learns_first():
+    plain, grown = MultiHeadAttention(8, 2), GradientBoostedAttention(8, 2)
+    grown.load_state_dict(plain.state_dict(), strict=False)
+    correction = grown.corrections[0]
+    nn.init.zeros_(correction.value.weight)
+    x = torch.randn(2, 5, 8)
+    assert torch.equal(grown(x, causal=True), plain(x, causal=True))
+    grown(x, causal=True).square().sum().backward()
+    for name, weight in correction.named_parameters():
+        assert (weight.grad.abs().max() > 0) == name.startswith("value")
+
+
+def test_a_correction_without_keys_or_gate_has_none():
+    bare = Correction(8, 8, 0, False)
+    assert [name for name, _ in bare.named_parameters()] == ["query.weight", "query.bias"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_gated_repeats_a_narrow_gate_over_neighbours(n):
+    F, c, g = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 3, 8, dtype=F64), torch.rand(2, 3, n, dtype=F64)
+    torch.testing.assert_close(gated(F, g, c), F + g.repeat_interleave(8 // n, -1) * c, atol=1e-15, rtol=0)
+    assert torch.equal(gated(F, None, c), F + c)
+
+
+def test_shared_keys_need_one_cache_and_own_keys_one_each():
+    for rounds in (1, 2, 4):
+        size = {k: GradientBoostedAttention(8, 2, rounds=rounds, kv_from=k).make_cache(3, 5).nbytes for k in SOURCES}
+        one = MultiHeadAttention(8, 2).make_cache(3, 5).nbytes
+        assert size == {"residual": rounds * one, "input": rounds * one, "shared": one}
+
+
+# ---------------------------------------------------------------- parameters
+
+
+def count(name, D, **options):
+    """The published language model around a layer: 16384 words, 256 positions, 4 layers, tied embeddings."""
+    with torch.device("meta"):
+        attention = make_attention(name, D, 4, **options)
+        block = [attention, nn.LayerNorm(D), nn.Linear(D, 4 * D), nn.Linear(4 * D, D), nn.LayerNorm(D)]
+        rest = [nn.Embedding(16_384, D), nn.Embedding(256, D), nn.LayerNorm(D)]
+    size = lambda modules: sum(p.numel() for m in modules for p in m.parameters())
+    return size(rest) + 4 * size(block)
+
+
+def test_published_parameter_counts():
+    assert count("multi_head", 256) == count("twicing", 256) == 7_419_392
+    assert count("boosted", 256) == count("boosted", 256, kv_from="input") == 8_734_208
+    assert count("multi_head", 288) == 8_789_184
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+@pytest.mark.parametrize("D", [8, 12])
+def test_the_formula_of_the_parameters(rounds, D):
+    count = sum(p.numel() for p in GradientBoostedAttention(D, 4, rounds=rounds).parameters())
+    assert count == 4 * D * D + 4 * D + (rounds - 1) * (5 * D * D + 4 * D)
+
+
+# ---------------------------------------------------------------- alignment and the functional gradient
+
+
+def model_and_loss(**options):
+    layer, head = GradientBoostedAttention(8, 2, dtype=F64, **options), nn.Linear(8, 5, dtype=F64)
+    for weight in layer.parameters():
+        nn.init.normal_(weight, std=0.5)
+    x, target = torch.randn(2, 6, 8, dtype=F64), torch.randint(5, (12,))
+    model = nn.Sequential(layer, nn.Tanh(), head)
+    read = lambda out: nn.functional.cross_entropy(head(out.tanh()).flatten(0, 1), target, reduction="sum")
+    return layer, x, read, lambda: nn.functional.cross_entropy(model(x).flatten(0, 1), target, reduction="sum")
+
+
+@pytest.mark.parametrize("look", [0, 1, 2])
+@pytest.mark.parametrize("kv_from", SOURCES)
+def test_the_functional_gradient_is_that_of_the_layer_stopped_there(look, kv_from):
+    layer, x, read, loss = model_and_loss(rounds=3, kv_from=kv_from)
+    u, trace = functional_gradient(layer, loss, look)
+    F = layer.explain(x).rounds[look].estimate.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(read(layer.out(F)), F)
+    torch.testing.assert_close(u, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(trace.output, layer(x), atol=1e-12, rtol=0)
+    direction = torch.randn_like(F)
+    with torch.no_grad():
+        slope = (read(layer.out(F + 1e-6 * direction)) - read(layer.out(F - 1e-6 * direction))) / 2e-6
+    torch.testing.assert_close((u * direction).sum(), slope, atol=1e-6, rtol=0)
+
+
+def test_the_three_gradients_are_three():
+    layer, x, read, loss = model_and_loss()
+    u, _ = functional_gradient(layer, loss)
+    trace = layer.explain(x)
+    total, last = torch.autograd.grad(read(trace.output), [look.estimate for look in trace.rounds])
+    assert min((u - total).abs().max(), (u - last).abs().max(), (total - last).abs().max()) > 1e-2
+    at_the_end, _ = functional_gradient(layer, loss, 1)
+    torch.testing.assert_close(at_the_end, last, atol=1e-12, rtol=0)
+
+
+def test_the_functional_gradient_leaves_no_trace():
+    layer, x, read, loss = model_and_loss()
+    before, state = loss().item(), copy.deepcopy(layer.state_dict())
+    with torch.no_grad():
+        functional_gradient(layer, loss)
+    assert loss().item() == before and not layer._forward_hooks
+    assert all(weight.grad is None for weight in layer.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(state.values(), layer.state_dict().values()))
+    with pytest.raises(ZeroDivisionError):
+        functional_gradient(layer, lambda: loss() / 0 if layer(x) is None else 1 / 0)
+    assert not layer._forward_hooks
+
+
+def test_other_layers_have_functional_gradients_too():
+    x = torch.randn(1, 4, 8, dtype=F64)
+    for kind in (MultiHeadAttention, TwicingAttention):
+        layer = kind(8, 2, dtype=F64)
+        u, trace = functional_gradient(layer, lambda layer=layer: layer(x, causal=True).square().sum() / 2)
+        out = layer.out
+        torch.testing.assert_close(u, out(trace.rounds[0].estimate) @ out.weight, atol=1e-12, rtol=0)
+
+
+def test_alignment_is_the_cosine_with_the_descent():
+    d = torch.randn(3, 7, 8, dtype=F64)
+    u = torch.randn(3, 7, 8, dtype=F64)
+    torch.testing.assert_close(alignment(d, u), torch.cosine_similarity(d, -u, dim=-1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(alignment(-2 * u, u), torch.ones(3, 7, dtype=F64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+def test_alignment_does_not_see_the_scale(dtype):
+    d, u = torch.randn(2, 50, 8).to(dtype)
+    tiny = torch.finfo(dtype).tiny * 2**10
+    huge = torch.finfo(dtype).max / 8
+    found, usual = alignment(d * tiny, u / u.abs().max() * huge), alignment(d, u)
+    assert found.dtype == (F64 if dtype == F64 else torch.float32)
+    torch.testing.assert_close(found, usual, atol=2e-2 if dtype.itemsize == 2 else 1e-5, rtol=0)
+    assert found.abs().max() <= 1
+
+
+def test_alignment_is_a_cosine_to_the_last_bit():
+    u = torch.randn(20_000, 7)
+    found = alignment(torch.cat([-3 * u, u]), torch.cat([u, u]))
+    assert found.max() == 1 and found.min() == -1
+
+
+def test_alignment_of_nothing_is_nan():
+    d = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 2.0]])
+    u = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
+    assert alignment(d, u).isnan().tolist() == [True, True, False]
+
+
+# ---------------------------------------------------------------- errors
+
+
+def runs(times, then=lambda value: value):
+    layer, x = GradientBoostedAttention(4, 2), torch.randn(1, 3, 4)
+    return functional_gradient(layer, lambda: then(sum((layer(x).sum() for _ in range(times)), torch.zeros(()))))
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: GradientBoostedAttention(4, 2, rounds=0), "rounds: got 0; want a positive integer"),
+        (lambda: GradientBoostedAttention(4, 2, rounds=2.0), "rounds: got 2.0; want a positive integer"),
+        (lambda: GradientBoostedAttention(4, 2, kv_from="x"), "kv_from: got 'x'; want 'residual', 'input' or 'shared'"),
+        (lambda: GradientBoostedAttention(4, 2, gate="full"), "gate: got 'full'; want 'feature', 'head', 'scalar'"),
+        (
+            lambda: GradientBoostedAttention(4, 2)(torch.zeros(1, 2, 4), context=torch.zeros(1, 3, 4)),
+            "context: got a context; want None with kv_from='residual': a context has no residual",
+        ),
+        (lambda: alignment(torch.ones(2, 3), torch.ones(3)), r"gradient: got shape \(3,\); want \(2, 3\)"),
+        (lambda: runs(0), "loss: got 0 runs of the layer; want one run of it"),
+        (lambda: runs(1, torch.Tensor.detach), "loss: got no such number; want one number with a graph"),
+        (lambda: runs(1, torch.Tensor.item), "loss: got no such number; want one number with a graph"),
+        (lambda: runs(2), "loss: got 2 runs of the layer; want one run of it"),
+    ],
+)
+def test_errors_name_what_is_wrong(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+@pytest.mark.parametrize("look", [-1, 2, 0.5, None])
+def test_a_look_that_is_not_there(look):
+    layer, x = GradientBoostedAttention(4, 2), torch.randn(1, 3, 4)
+    with pytest.raises(ValueError, match=f"look: got {look!r}; want an integer from 0 to 1"):
+        functional_gradient(layer, lambda: layer(x).sum(), look)
+    assert not layer._forward_hooks
+
+
+@pytest.mark.parametrize("kv_from", ["input", "shared"])
+def test_a_context_is_read_where_there_is_no_residual_to_read(kv_from):
+    layer = GradientBoostedAttention(8, 2, kv_from=kv_from, dtype=F64)
+    x, context = torch.randn(2, 3, 8, dtype=F64), torch.randn(2, 5, 8, dtype=F64)
+    assert layer(x, context=context).shape == x.shape
+    torch.testing.assert_close(layer(x, context=x), layer(x), atol=1e-14, rtol=0)
+    assert (layer(x, context=context) - layer(x, context=2 * context)).abs().max() > 1e-3
