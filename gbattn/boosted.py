@@ -50,7 +50,7 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
     F, c = (x.unflatten(-1, (n, -1)) for x in (F, c))  # (B, T, n, D/n)
     return torch.addcmul(F, g[..., None], c).flatten(-2)
 
-# %% ../nbs/08_boosted.ipynb #25b54717
+# %% ../nbs/08_boosted.ipynb #b9dc9cdd
 class Gate(nn.Linear):
     """The gate g = sigmoid(W [F ‖ c] + b), from F and c of shape (B, T, D) to (B,
     T, gates).
@@ -65,9 +65,12 @@ class Gate(nn.Linear):
 
     def forward(self, F: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """g, shape (B, T, gates)."""
-        # Two products instead of one over a copy of F beside c.
+        # Two products instead of one over a copy of F beside c; the second adds itself
+        # to the first.
         of_F, of_c = self.weight.chunk(2, dim=1)
-        return (nnf.linear(F, of_F, self.bias) + nnf.linear(c, of_c)).sigmoid_()
+        seen = nnf.linear(F.flatten(0, 1), of_F, self.bias)  # (B·T, gates)
+        seen = torch.addmm(seen, c.flatten(0, 1), of_c.mT)
+        return seen.sigmoid_().unflatten(0, F.shape[:2])
 
     def open_halfway(self) -> None:
         """Set the gate to ½ whatever it sees."""
