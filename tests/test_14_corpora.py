@@ -112,28 +112,33 @@ def test_prop_tokenizer_rescales(c):
     return rescaled(c, lambda many, few: many / few)
 
 
-class Lossy:
-    """A distribution over a few texts, and a map that sends several of them to one token sequence."""
+class Maps:
+    """A text model P under a lossy encoder e, and a token model Q under a decoder d that knows several spellings."""
 
     def __init__(self, seed):
         rng = np.random.default_rng(seed)
-        self.P = rng.dirichlet(np.ones(12))
-        self.e = rng.integers(0, 5, 12)
-        self.Q = np.bincount(self.e, weights=self.P, minlength=5)[self.e]  # of e(x), for each x
+        self.P, self.e = rng.dirichlet(np.ones(12)), rng.integers(0, 5, 12)
+        self.Q, self.d = rng.dirichlet(np.ones(12)), np.concatenate([np.arange(5), rng.integers(0, 5, 7)])
 
 
-def discount(p, forgotten):
-    return -np.log2(p.P), -np.log2(p.Q) + forgotten(p)
+def tokens_and_text(p, choice, forgotten):
+    """Bits of the tokens against bits of the text, more by the choice of a spelling, less by what is forgotten."""
+    total = lambda weights, kinds: np.bincount(kinds, weights=weights, minlength=5)
+    text = total(p.Q, p.d)  # (a): the spelling e(x) of text x is sequence x
+    induced = total(p.P, p.e)[p.e]  # (b)
+    left = [-np.log2(p.Q[:5]), -np.log2(induced)]
+    right = [-np.log2(text) - choice * np.log2(p.Q[:5] / text), -np.log2(p.P) + forgotten * np.log2(p.P / induced)]
+    return np.concatenate(left), np.concatenate(right)
 
 
 @claim(
-    st.builds(Lossy, st.integers(0, 2**31)),
+    st.builds(Maps, st.integers(0, 2**31)),
     tolerance=1e-10,
-    mutant=lambda p: discount(p, lambda p: 0.0),
+    mutant=lambda p: tokens_and_text(p, choice=1, forgotten=0),
 )
 def test_prop_discount(p):
-    """Bits of a text = bits of its tokens + bits of what they forget. Mutant: nothing is forgotten."""
-    return discount(p, lambda p: -np.log2(p.P / p.Q))
+    """Bits of tokens = of text + of the spelling − of what is forgotten. Mutant: nothing is forgotten."""
+    return tokens_and_text(p, choice=1, forgotten=1)
 
 
 class Cut:
@@ -220,9 +225,36 @@ def test_python_docs_is_split_by_module_and_says_nothing_twice():
         tuple(p.split()) for s in SPLITS for t in texts[s].values() for p in re.split(r"\n\s*\n", t) if p.split()
     ]
     assert len(paragraphs) == len(set(paragraphs))
+    known = set().union(*map(corpora._runs, texts["train"].values()))
+    held_out = [p for s in ("valid", "test") for t in texts[s].values() for p in t.split("\n\n")]
+    assert not any(corpora._runs(p) & known for p in held_out)
     sizes = {split: sum(len(text.encode()) for text in texts[split].values()) for split in SPLITS}
     assert 1e6 < sum(sizes.values()) < 5e6
     assert all(0.08 < sizes[split] / sum(sizes.values()) < 0.16 for split in ("valid", "test"))
+
+
+def test_the_rules_against_leaks_on_a_small_text():
+    said = "one two three four five six seven eight nine"
+    texts = {
+        "a.b": f"{said}\n \nshort",
+        "a": f"  {said}\n\nlonger than the other, by far and away and more",
+        "b": "short",
+    }
+    assert corpora._without_repeats(texts) == {
+        "a": "  one two three four five six seven eight nine\n\nlonger than the other, by far and away and more",
+        "a.b": "short",
+    }
+    held = {"v": f"well, {said}!\n\nkept", "w": f"{said} ten"}
+    clean = corpora._without_leaks({"train": {"a": texts["a"]}, "valid": held, "test": {}})
+    assert clean == {"train": {"a": texts["a"]}, "valid": {"v": "kept"}, "test": {}}
+
+
+def test_a_package_goes_to_one_split_by_its_name():
+    words = {f"package{i}.{part}": "x" * 100 for i in range(100) for part in "ab"}
+    splits = corpora._split_by_module(words)
+    assert {split: len(names) for split, names in splits.items()} == {"train": 160, "valid": 20, "test": 20}
+    more = corpora._split_by_module(words | {"package0.c": "x"})
+    assert sum(name in more["test"] for name in splits["test"]) >= 18  # one more module moves next to nothing
 
 
 def test_docstrings_come_in_the_order_of_the_source():
@@ -248,10 +280,10 @@ def test_a_python_without_sources_or_topics(monkeypatch, tmp_path):
     with pytest.raises(
         ValueError, match="python-docs: got no source files in .* want a Python with its standard library"
     ):
-        corpora._documents()
+        corpora._documents.__wrapped__()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ValueError, match="python-docs: got a Python without pydoc_data.topics; want"):
-        corpora._documents()
+        corpora._documents.__wrapped__()
 
 
 # ---- The cache ----
