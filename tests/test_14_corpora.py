@@ -237,16 +237,16 @@ def test_the_rules_against_leaks_on_a_small_text():
     said = "one two three four five six seven eight nine"
     texts = {
         "a.b": f"{said}\n \nshort",
-        "a": f"  {said}\n\nlonger than the other, by far and away and more",
+        "z": f"  {said}\n\nlonger than the other, by far and away and more",
         "b": "short",
     }
     assert corpora._without_repeats(texts) == {
-        "a": "  one two three four five six seven eight nine\n\nlonger than the other, by far and away and more",
+        "z": "  one two three four five six seven eight nine\n\nlonger than the other, by far and away and more",
         "a.b": "short",
     }
     held = {"v": f"well, {said}!\n\nkept", "w": f"{said} ten"}
-    clean = corpora._without_leaks({"train": {"a": texts["a"]}, "valid": held, "test": {}})
-    assert clean == {"train": {"a": texts["a"]}, "valid": {"v": "kept"}, "test": {}}
+    clean = corpora._without_leaks({"train": {"z": texts["z"]}, "valid": held, "test": {}})
+    assert clean == {"train": {"z": texts["z"]}, "valid": {"v": "kept"}, "test": {}}
 
 
 def test_a_package_goes_to_one_split_by_its_name():
@@ -327,7 +327,7 @@ def test_the_manifest_says_how_it_was_made(corpus):
 
 def test_made_once_then_opened(corpus, folder, cache, monkeypatch):
     monkeypatch.setattr(corpora, "_write_corpus", None)
-    again = load_corpus(folder, vocab_size=300, cache=cache)
+    again = load_corpus(folder, vocab_size=np.int64(300), cache=cache)
     assert again.folder == corpus.folder and again.fingerprint == corpus.fingerprint
     monkeypatch.setenv("GBATTN_CACHE", str(cache))
     assert load_corpus(folder, vocab_size=300).folder == corpus.folder
@@ -343,7 +343,7 @@ def test_other_text_or_another_recipe_is_another_corpus(corpus, folder, cache, t
 
 
 def test_the_first_tokens_are_those_of_the_whole(corpus, folder, cache):
-    for limit in (2, 37, len(corpus.train)):
+    for limit in (2, 37, len(corpus.train) - 1, len(corpus.train)):
         head = load_corpus(folder, vocab_size=300, max_train_tokens=limit, cache=cache)
         assert np.array_equal(head.train, corpus.train[:limit]) and head.lossless
         assert head.text_bytes("train") == corpus.n_bytes(corpus.train[:limit])
@@ -530,6 +530,8 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         load_corpus(corpus.folder)
     with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):
         load_corpus(tokenizer="words")
+    with pytest.raises(ValueError, match="vocab_size: got 255; want an integer, 256 or more"):
+        load_corpus(vocab_size=255)
     for count in (0, 1, True, 2.5):
         with pytest.raises(ValueError, match="max_train_tokens: got .*; want an integer, 2 or more"):
             load_corpus(max_train_tokens=count)
@@ -710,6 +712,7 @@ def test_faults_of_batches():
         "length: got 0; want a positive integer": lambda: TokenStream(tokens, 0, 1, 0),
         "batch_size: got 1.5; want a positive integer": lambda: TokenStream(tokens, 1, 1.5, 0),
         "seed: got -1; want an integer from 0 to 2**32 - 1": lambda: TokenStream(tokens, 1, 1, -1),
+        "step: got -1; want an integer, 0 or more": lambda: TokenStream(tokens, 1, 1, 0).batch(-1),
         "step: got True": lambda: TokenStream(tokens, 1, 1, 0, step=True),
         "tokens: got 100 tokens; want at least length + 1 = 101": lambda: TokenStream(tokens, 100, 1, 0),
         "tokens: got 1 tokens; want at least 2": lambda: sequential_windows(tokens[:1], 4),
