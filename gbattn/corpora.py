@@ -653,7 +653,8 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
-# %% ../nbs/14_corpora.ipynb #d4eb7df1
+# %% ../nbs/14_corpora.ipynb #2c94c3bc
+#| code-fold: true
 def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     """Open a finished cache: neither ``datasets`` nor ``tokenizers`` nor a network
     is needed.
