@@ -1,0 +1,736 @@
+"""Chapter 14: the claims with their mutants, the cache and its faults, the order of the data, errors."""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn import corpora
+from gbattn.corpora import (
+    HUB,
+    SPLITS,
+    TokenStream,
+    bits_per_byte,
+    load_corpus,
+    open_corpus,
+    python_docs,
+    sequential_windows,
+    train_tokenizer,
+)
+
+ENGLISH = "the cat sat on the mat. The dog didn't; it lay there, 12 days.\n" * 20
+TEXTS = {
+    "train": ENGLISH + "café naïve 😀 …\n\n  indented\tand\r\nmore\n",
+    "valid": "the dog sat on the mat, été\n",
+    "test": "a zebra, a yak — ß\n\n\n",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A local corpus; the name of its folder is a pattern to the library that reads it."""
+    folder = tmp_path_factory.mktemp("texts") / "a [1] b*"
+    folder.mkdir()
+    for split, text in TEXTS.items():
+        (folder / f"{split}.txt").write_text(text, encoding="utf-8", newline="")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder, cache):
+    return load_corpus(folder, vocab_size=300, cache=cache)
+
+
+def as_read(text):
+    """Line ends become newlines, as Python reads text."""
+    return text.replace("\r\n", "\n")
+
+
+# ---- Claims ----
+
+BYTE_LEVEL = train_tokenizer([ENGLISH], 400)
+SEEN_ONLY = train_tokenizer([ENGLISH], 400, recipe="published")
+
+
+def round_trip(text, tokenizer):
+    back = tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False)
+    width = max(len(text), len(back), 1)
+    codes = lambda s: np.array([*map(ord, s)] + [-1] * (width - len(s)), dtype=np.float64)
+    return codes(back), codes(text)
+
+
+@claim(st.text(), tolerance=0.0, mutant=lambda text: round_trip(text, SEEN_ONLY), examples=300)
+def test_prop_round_trip(text):
+    """What a byte-level tokenizer spells is the text. Mutant: the published recipe."""
+    return round_trip(text, BYTE_LEVEL)
+
+
+class Code:
+    """Independent bytes with drawn probabilities, cut into tokens in two ways."""
+
+    def __init__(self, seed, n):
+        rng = np.random.default_rng(seed)
+        self.p = rng.dirichlet(np.ones(8))
+        self.text = rng.integers(0, 8, n)
+        self.cuts = [np.flatnonzero(rng.random(n - 1) < share) + 1 for share in (0.2, 0.7)]
+
+    def nats(self, cuts):
+        """The loss of each token: a token's probability is that of the bytes it spells."""
+        return np.array([-np.log(self.p[part]).sum() for part in np.split(self.text, cuts)])
+
+
+codes = st.builds(Code, st.integers(0, 2**31), st.integers(30, 200))
+
+
+def rescaled(code, exponent):
+    (few, many), n = [code.nats(cuts) for cuts in code.cuts], len(code.text)
+    left = [bits_per_byte(few.sum(), n), np.exp(few.mean())]
+    right = [bits_per_byte(many.sum(), n), np.exp(many.mean()) ** exponent(len(many), len(few))]
+    return np.log(left), np.log(right)
+
+
+@claim(codes, tolerance=1e-10, mutant=lambda c: rescaled(c, lambda many, few: 1.0))
+def test_prop_tokenizer_rescales(c):
+    """Bits per byte agree, perplexities to the power n'/n. Mutant: perplexities agree."""
+    return rescaled(c, lambda many, few: many / few)
+
+
+class Maps:
+    """A text model P under a lossy encoder e, and a token model Q under a decoder d that knows several spellings."""
+
+    def __init__(self, seed):
+        rng = np.random.default_rng(seed)
+        self.P, self.e = rng.dirichlet(np.ones(12)), rng.integers(0, 5, 12)
+        self.Q, self.d = rng.dirichlet(np.ones(12)), np.concatenate([np.arange(5), rng.integers(0, 5, 7)])
+
+
+def tokens_and_text(p, choice, forgotten):
+    """Bits of the tokens against bits of the text, more by the choice of a spelling, less by what is forgotten."""
+    total = lambda weights, kinds: np.bincount(kinds, weights=weights, minlength=5)
+    text = total(p.Q, p.d)  # (a): the spelling e(x) of text x is sequence x
+    induced = total(p.P, p.e)[p.e]  # (b)
+    left = [-np.log2(p.Q[:5]), -np.log2(induced)]
+    right = [-np.log2(text) - choice * np.log2(p.Q[:5] / text), -np.log2(p.P) + forgotten * np.log2(p.P / induced)]
+    return np.concatenate(left), np.concatenate(right)
+
+
+@claim(
+    st.builds(Maps, st.integers(0, 2**31)),
+    tolerance=1e-10,
+    mutant=lambda p: tokens_and_text(p, choice=1, forgotten=0),
+)
+def test_prop_discount(p):
+    """Bits of tokens = of text + of the spelling − of what is forgotten. Mutant: nothing is forgotten."""
+    return tokens_and_text(p, choice=1, forgotten=1)
+
+
+class Cut:
+    def __init__(self, n, length, context, batch_size):
+        self.n, self.length, self.batch_size = n, length, batch_size
+        self.context = context % length
+        self.tokens = np.arange(n, dtype=np.uint16)
+
+
+cuts = st.builds(Cut, st.integers(2, 80), st.integers(1, 12), st.integers(0, 11), st.integers(1, 5))
+
+
+def times_scored(p, batches):
+    count = np.zeros(p.n)
+    for inputs, targets in batches:
+        scored = targets[targets != -100].numpy()
+        assert (inputs >= 0).all(), "an input was masked"
+        assert ((targets == -100) | (targets == inputs + 1)).all()
+        np.add.at(count, scored, 1.0)
+    wanted = np.ones(p.n)
+    wanted[0] = 0
+    return count, wanted
+
+
+def published_windows(p):
+    """Windows of T tokens with T − 1 targets, the last batch left out."""
+    rows = torch.from_numpy(p.tokens[: p.n // p.length * p.length].astype(np.int64)).reshape(-1, p.length)
+    for i in range(0, len(rows) - p.batch_size, p.batch_size):
+        yield rows[i : i + p.batch_size, :-1], rows[i : i + p.batch_size, 1:]
+
+
+@claim(cuts, tolerance=0.0, mutant=lambda p: times_scored(p, published_windows(p)), examples=300)
+def test_prop_every_token_once(p):
+    """Sequential windows score each token but the first once. Mutant: the published evaluation."""
+    return times_scored(p, sequential_windows(p.tokens, p.length, context=p.context, batch_size=p.batch_size))
+
+
+# ---- Tokenizers ----
+
+
+def test_training_a_tokenizer_twice_gives_the_same_merges():
+    assert train_tokenizer([ENGLISH], 400).to_str() == BYTE_LEVEL.to_str()
+
+
+def test_the_byte_alphabet_is_the_library_s():
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    assert set(corpora._byte_of()) == set(ByteLevel.alphabet())
+    for byte in range(128):  # what the library writes for each ASCII byte, without pre-tokenising
+        (token, _), *more = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(chr(byte))
+        assert not more and corpora._byte_of()[token] == byte
+
+
+@pytest.mark.parametrize(
+    "recipe, text, lost", [("published", "Zut, a 😀 cat", set("Zu😀 ")), ("byte-level", "Zut 😀", set())]
+)
+def test_what_a_recipe_loses(recipe, text, lost):
+    tokenizer = {"published": SEEN_ONLY, "byte-level": BYTE_LEVEL}[recipe]
+    spellings = corpora._spellings(json.loads(tokenizer.to_str()), recipe)
+    spelled = b"".join(spellings[i] for i in tokenizer.encode(text).ids).decode()
+    assert set(text) - set(spelled) == lost
+
+
+def test_unknown_characters_are_no_unknown_token_in_the_published_recipe():
+    assert SEEN_ONLY.token_to_id("<unk>") == 1
+    assert SEEN_ONLY.encode("😀 ß").ids == []
+
+
+# ---- The embedded corpus ----
+
+
+def test_python_docs_is_split_by_module_and_says_nothing_twice():
+    texts = python_docs()
+    names = [name for split in SPLITS for name in texts[split]]
+    assert len(names) == len(set(names))
+    unit = lambda name: name if name.startswith("topic ") else name.split(".")[0]
+    units = {split: {unit(name) for name in texts[split]} for split in SPLITS}
+    assert (
+        not units["train"] & units["valid"]
+        and not units["train"] & units["test"]
+        and not units["valid"] & units["test"]
+    )
+    paragraphs = [
+        tuple(p.split()) for s in SPLITS for t in texts[s].values() for p in re.split(r"\n\s*\n", t) if p.split()
+    ]
+    assert len(paragraphs) == len(set(paragraphs))
+    known = set().union(*map(corpora._runs, texts["train"].values()))
+    held_out = [p for s in ("valid", "test") for t in texts[s].values() for p in t.split("\n\n")]
+    assert not any(corpora._runs(p) & known for p in held_out)
+    sizes = {split: sum(len(text.encode()) for text in texts[split].values()) for split in SPLITS}
+    assert 1e6 < sum(sizes.values()) < 5e6
+    assert all(0.08 < sizes[split] / sum(sizes.values()) < 0.16 for split in ("valid", "test"))
+
+
+def test_the_rules_against_leaks_on_a_small_text():
+    said = "one two three four five six seven eight nine"
+    texts = {
+        "a.b": f"{said}\n \nshort",
+        "z": f"  {said}\n\nlonger than the other, by far and away and more",
+        "b": "short",
+    }
+    assert corpora._without_repeats(texts) == {
+        "z": "  one two three four five six seven eight nine\n\nlonger than the other, by far and away and more",
+        "a.b": "short",
+    }
+    held = {"v": f"well, {said}!\n\nkept", "w": f"{said} ten"}
+    clean = corpora._without_leaks({"train": {"z": texts["z"]}, "valid": held, "test": {}})
+    assert clean == {"train": {"z": texts["z"]}, "valid": {"v": "kept"}, "test": {}}
+
+
+def test_a_package_goes_to_one_split_by_its_name():
+    words = {f"package{i}.{part}": "x" * 100 for i in range(100) for part in "ab"}
+    splits = corpora._split_by_module(words)
+    assert {split: len(names) for split, names in splits.items()} == {"train": 160, "valid": 20, "test": 20}
+    more = corpora._split_by_module(words | {"package0.c": "x"})
+    assert sum(name in more["test"] for name in splits["test"]) >= 18  # one more module moves next to nothing
+
+
+def test_docstrings_come_in_the_order_of_the_source():
+    source = '''
+    """module"""
+    class A:
+        """class"""
+        x = "no docstring"
+        def f(self):
+            """method"""
+            try:
+                pass
+            except ValueError:
+                def g(): "inner"
+    async def h(): "last"
+    '''
+    tree = corpora.ast.parse(textwrap.dedent(source))
+    assert list(corpora._docstrings(tree)) == ["module", "class", "method", "inner", "last"]
+
+
+def test_a_python_without_sources_or_topics(monkeypatch, tmp_path):
+    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(
+        ValueError, match="python-docs: got no source files in .* want a Python with its standard library"
+    ):
+        corpora._documents.__wrapped__()
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(ValueError, match="python-docs: got a Python without pydoc_data.topics; want"):
+        corpora._documents.__wrapped__()
+
+
+# ---- The cache ----
+
+
+def test_a_corpus_spells_its_text(corpus):
+    assert corpus.lossless and corpus.vocab_size == 300 and corpus.name == "a [1] b*"
+    for split in SPLITS:
+        tokens, text = getattr(corpus, split), as_read(TEXTS[split])
+        assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16 and not tokens.flags.writeable
+        assert corpus.decode(tokens) == text
+        assert corpus.n_bytes(tokens) == corpus.text_bytes(split) == len(text.encode())
+
+
+@given(text=st.text())
+@settings(max_examples=100, derandomize=True, database=None, deadline=None)
+def test_encode_and_decode(corpus, text):
+    assert corpus.decode(corpus.encode(text)) == text
+
+
+def test_a_character_cut_in_two_reads_as_a_replacement(corpus):
+    assert corpus.decode(corpus.encode("😀")[:-1]).endswith("\ufffd")
+
+
+def test_decode_refuses_numbers_that_are_no_tokens(corpus):
+    for number in (-1, 300):
+        with pytest.raises(ValueError, match=re.escape("tokens: got a number outside; want 0 to 299")):
+            corpus.decode([number])
+
+
+def test_the_manifest_says_how_it_was_made(corpus):
+    manifest = json.loads((corpus.folder / "corpus.json").read_text())
+    assert manifest["recipe"]["tokenizer"] == "byte-level" and manifest["recipe"]["max_train_tokens"] is None
+    assert set(manifest["made_with"]) == {"python", "gbattn", "tokenizers", "datasets"}
+    for split in SPLITS:
+        assert set(manifest["splits"][split]) == {"file", "dtype", "tokens", "bytes", "lossless", "sha256"}
+    assert sorted(p.name for p in corpus.folder.iterdir()) == [
+        "corpus.json", "test.bin", "tokenizer.json", "train.bin", "valid.bin",
+    ]  # fmt: skip
+
+
+def test_made_once_then_opened(corpus, folder, cache, monkeypatch):
+    monkeypatch.setattr(corpora, "_write_corpus", None)
+    again = load_corpus(folder, vocab_size=np.int64(300), cache=cache)
+    assert again.folder == corpus.folder and again.fingerprint == corpus.fingerprint
+    monkeypatch.setenv("GBATTN_CACHE", str(cache))
+    assert load_corpus(folder, vocab_size=300).folder == corpus.folder
+
+
+def test_other_text_or_another_recipe_is_another_corpus(corpus, folder, cache, tmp_path):
+    other = load_corpus(folder, vocab_size=301, cache=cache)
+    assert other.folder != corpus.folder and other.fingerprint != corpus.fingerprint
+    changed = tmp_path / folder.name
+    shutil.copytree(folder, changed)
+    (changed / "test.txt").write_text("else")
+    assert load_corpus(changed, vocab_size=300, cache=cache).folder != corpus.folder
+
+
+def test_the_first_tokens_are_those_of_the_whole(corpus, folder, cache):
+    for limit in (2, 37, len(corpus.train) - 1, len(corpus.train)):
+        head = load_corpus(folder, vocab_size=300, max_train_tokens=limit, cache=cache)
+        assert np.array_equal(head.train, corpus.train[:limit]) and head.lossless
+        assert head.text_bytes("train") == corpus.n_bytes(corpus.train[:limit])
+        assert np.array_equal(head.test, corpus.test)
+
+
+def test_the_published_recipe_says_that_it_loses(folder, cache):
+    lossy = load_corpus(folder, tokenizer="published", vocab_size=300, max_train_tokens=50, cache=cache)
+    assert not lossy.lossless and len(lossy.train) == 50
+    assert lossy.n_bytes(lossy.test) < lossy.text_bytes("test") == len(TEXTS["test"].encode())
+    assert lossy.text_bytes("train") < len(ENGLISH)
+    assert lossy.decode(lossy.valid[:3]) == "the dog sat"
+
+
+def test_32_bits_where_16_do_not_suffice(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(corpora, "_spellings", lambda *a: [b""] * 2**16 + [b""])
+    rows, source = corpora._from_folder(folder)
+    recipe = source | {
+        "tokenizer": "byte-level",
+        "vocab_size": 300,
+        "max_train_tokens": None,
+        "tokenizer_characters": 10**8,
+    }
+    corpora._write_corpus(tmp_path / "wide", recipe, rows)
+    wide = open_corpus(tmp_path / "wide")
+    assert wide.train.dtype == np.uint32 and not wide.lossless
+
+
+def test_a_run_that_is_cut_off_leaves_nothing(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "_versions", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        load_corpus(folder, vocab_size=300, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_that_write_at_once(folder, tmp_path, monkeypatch):
+    rows, source = corpora._from_folder(folder)
+    first = load_corpus(folder, vocab_size=300, cache=tmp_path)
+    corpora._write_corpus(first.folder, first.manifest["recipe"], rows)  # the second to finish
+    assert [p.name for p in tmp_path.iterdir()] == [first.folder.name]
+    assert open_corpus(first.folder).fingerprint == first.fingerprint
+
+
+BARE = """
+import sys
+for name in ("datasets", "tokenizers"):
+    sys.modules[name] = None
+import gbattn.corpora as corpora
+corpus = corpora.open_corpus(sys.argv[1])
+print(corpus.decode(corpus.test), corpus.n_bytes(corpus.test), len(corpus.train))
+load = lambda: corpora.load_corpus(sys.argv[2], cache=sys.argv[3])
+for call in (lambda: corpus.encode("a"), lambda: corpora.train_tokenizer(["a"]), load):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+print(sorted({"sklearn", "matplotlib", "pandas"} & set(sys.modules)))
+"""
+
+
+def test_a_cache_is_carried_to_a_machine_without_the_packages(corpus, folder, tmp_path):
+    carried = tmp_path / "carried"
+    shutil.copytree(corpus.folder, carried)
+    command = [sys.executable, "-c", BARE, carried, folder, tmp_path]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.removeprefix(TEXTS["test"]).splitlines()
+    assert lines[0].split() == [str(len(TEXTS["test"].encode())), str(len(corpus.train))]
+    error = "got a Python that cannot import it; want pip install 'gbattn[data]', or open_corpus"
+    assert all(line.startswith("tokenizers: " + error) for line in lines[1:4])
+    assert lines[4] == "[]"
+
+
+def test_without_the_reader_of_text(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ValueError, match=r"datasets: got a Python that cannot import it; want pip install 'gbattn\[data\]'"
+    ):
+        load_corpus(folder, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def spoil(folder, name, change):
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+
+
+SPOILT = {
+    "truncated": ("train.bin", lambda b: b[:-1], r"train\.bin: got \d+ bytes; want \d+ bytes: a cache as load_corpus"),
+    "changed": (
+        "valid.bin",
+        lambda b: bytes([b[0] ^ 1]) + b[1:],
+        r"valid\.bin: got bytes that do not match their checksum",
+    ),
+    "other tokenizer": ("tokenizer.json", lambda b: b + b" ", r"tokenizer\.json: got bytes that do not match"),
+    "no JSON": ("corpus.json", lambda b: b"{", r"corpus\.json: got format None; want 'gbattn corpus 1': a cache"),
+    "a list": ("corpus.json", lambda b: b"[]", r"corpus\.json: got format None"),
+    "foreign": ("corpus.json", lambda b: b"{}", r"corpus\.json: got format None"),
+    "newer": ("corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"), r"got format 'gbattn corpus 2'"),
+}
+
+
+@pytest.mark.parametrize("name, change, error", SPOILT.values(), ids=SPOILT)
+def test_a_spoilt_cache_is_refused(corpus, tmp_path, name, change, error):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    spoil(copy, name, change)
+    with pytest.raises(ValueError, match=error):
+        open_corpus(copy)
+
+
+def test_a_missing_file_and_a_folder_that_is_no_cache(corpus, tmp_path):
+    with pytest.raises(ValueError, match="folder: got .* without corpus.json; want a cache as load_corpus writes it"):
+        open_corpus(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    (copy / "test.bin").unlink()
+    with pytest.raises(ValueError, match="folder: got .* without test.bin; want a cache"):
+        open_corpus(copy)
+
+
+def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    spoil(copy, "valid.bin", lambda b: bytes([b[0] ^ 1]) + b[1:])
+    assert len(open_corpus(copy, verify=False).valid) == len(corpus.valid)
+    spoil(copy, "valid.bin", lambda b: b[:-2])
+    with pytest.raises(ValueError, match="valid.bin"):
+        open_corpus(copy, verify=False)
+
+
+# ---- Sources and their faults ----
+
+
+def local(tmp_path, **texts):
+    for split, text in texts.items():
+        (tmp_path / f"{split}.txt").write_bytes(text)
+    return tmp_path
+
+
+FAULTS = {
+    "split missing": (
+        dict(train=b"a"),
+        "name_or_folder: got .* without valid, test; want SPLIT.txt or a folder SPLIT of .txt",
+    ),
+    "empty": (dict(train=b"abc", valid=b"", test=b"c"), "valid.txt: got no text in it; want a file with text"),
+    "blank": (dict(train=b" \n\n", valid=b"b", test=b"c"), "train.txt: got no text in it"),
+    "Latin-1": (
+        dict(train=b"a\ncaf\xe9\n", valid=b"b", test=b"c"),
+        "train.txt: got byte 0xe9 in line 2; want UTF-8; iconv",
+    ),
+    "one token": (dict(train=b"abc, abd", valid=b"b", test=b"c"), "valid: got 1 tokens; want a split with text"),
+}
+
+
+@pytest.mark.parametrize("texts, error", FAULTS.values(), ids=FAULTS)
+def test_faults_of_a_folder(tmp_path, texts, error):
+    with pytest.raises(ValueError, match=error):
+        load_corpus(local(tmp_path, **texts), cache=tmp_path / "cache")
+
+
+def test_a_folder_of_files(tmp_path, cache):
+    for name, text in {
+        "train/b.txt": "second\n",
+        "train/a.txt": "first\n",
+        "valid/x.txt": "v v\n",
+        "test/x.txt": "t t\n",
+    }.items():
+        path = tmp_path / "many" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    corpus = load_corpus(tmp_path / "many", vocab_size=256, cache=cache)
+    assert corpus.decode(corpus.train) == "first\nsecond\n"
+
+
+def test_unknown_names_and_bad_options(tmp_path, corpus):
+    with pytest.raises(
+        ValueError, match="name_or_folder: got 'wikitext'; want one of python-docs, wikitext-103, wikitext-2, openweb"
+    ):
+        load_corpus("wikitext")
+    with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
+        load_corpus(corpus.folder)
+    with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):
+        load_corpus(tokenizer="words")
+    with pytest.raises(ValueError, match="vocab_size: got 255; want an integer, 256 or more"):
+        load_corpus(vocab_size=255)
+    for count in (0, 1, True, 2.5):
+        with pytest.raises(ValueError, match="max_train_tokens: got .*; want an integer, 2 or more"):
+            load_corpus(max_train_tokens=count)
+    with pytest.raises(ValueError, match="recipe: got 'words'; want one of"):
+        train_tokenizer(["a"], recipe="words")
+    with pytest.raises(ValueError, match="vocab_size: got 255; want an integer, 256 or more"):
+        train_tokenizer(["a"], 255)
+    with pytest.raises(ValueError, match=r"texts: got one string; want an iterable of strings: \[text\]"):
+        train_tokenizer("abc")
+    with pytest.raises(ValueError, match="split: got 'dev'"):
+        corpus.text_bytes("dev")
+    with pytest.raises(ValueError, match="text: got list; want one string"):
+        corpus.encode(["a"])
+
+
+class Hub:
+    """A stand-in for the loader: rows as the Hub has them, and a note of what was asked."""
+
+    def __init__(self, rows):
+        self.rows, self.asked, self.read = rows, [], 0
+
+    def load_dataset(self, path, config=None, *, split, streaming):
+        self.asked.append((path, config, split, streaming))
+
+        def rows():
+            for text in self.rows[split]:
+                self.read += 1
+                yield {"text": text}
+
+        return rows()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    def install(rows):
+        fake = Hub(rows)
+        real = corpora._load
+        monkeypatch.setattr(corpora, "_load", lambda package: fake if package == "datasets" else real(package))
+        return fake
+
+    return install
+
+
+def test_wikitext_comes_line_by_line(hub, tmp_path):
+    rows = ["", " = Title = \n", "", " Some text , with a @-@ dash \n"]
+    fake = hub({"train": rows * 5, "validation": rows, "test": rows})
+    corpus = load_corpus("wikitext-103", vocab_size=260, cache=tmp_path)
+    assert corpus.decode(corpus.valid) == "\n = Title = \n\n Some text , with a @-@ dash \n"
+    asked = [
+        ("Salesforce/wikitext", "wikitext-103-raw-v1", split, False)
+        for split in ("train", "train", "validation", "test")
+    ]
+    assert fake.asked == asked and corpus.name == "wikitext-103"
+    assert HUB["wikitext-2"].config == "wikitext-2-raw-v1"
+    load_corpus("wikitext-103", vocab_size=260, cache=tmp_path)
+    assert len(fake.asked) == 4  # the second time from the cache
+
+
+def test_openwebtext_is_streamed_and_not_read_to_the_end(hub, tmp_path):
+    page = "Some page, and its number: {}.\nTwo lines. " + "word " * 200
+    fake = hub({"train": [page.format(i) for i in range(6_000)]})
+    corpus = load_corpus("openwebtext", vocab_size=256, max_train_tokens=100_000, cache=tmp_path / "a")
+    assert all(streaming for *_, streaming in fake.asked)
+    assert corpus.decode(corpus.valid).count("\n\n") == 1000 and corpus.decode(corpus.test).startswith(
+        page.format(1000)
+    )
+    assert len(corpus.train) == 100_000 and corpus.decode(corpus.train).startswith(page.format(2000))
+    assert fake.read < 13_000  # all of it once, for the tokenizer; 1,000 and 2,000; and not all of it for train
+
+
+def test_the_tokenizer_learns_from_the_head_of_the_text():
+    recipe = {"tokenizer": "byte-level", "tokenizer_characters": 100_000}
+    assert "".join(corpora._tokenizer_text(["x" * 70_000, "y" * 70_000, "z"], recipe)) == "x" * 70_000 + "y" * 30_000
+    recipe = {"tokenizer": "published", "tokenizer_rows": 2}
+    assert list(corpora._tokenizer_text(["a\n", " \n", "b", "c"], recipe)) == ["a\n", "b"]
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path):
+    """The real library, told that it is offline, so that the test takes no part of a minute."""
+    code = """
+import sys
+from gbattn.corpora import load_corpus
+for name in ("wikitext-2", "openwebtext"):
+    try:
+        load_corpus(name, cache=sys.argv[1])
+    except ValueError as error:
+        print(error)
+"""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, env=env)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    for line, name in zip(lines, ("wikitext-2", "openwebtext")):
+        assert line.startswith(f"{name}: got ConnectionError: ")
+        assert "want a network that reaches the Hugging Face Hub; or open_corpus on a finished cache" in line
+
+
+# ---- Batches ----
+
+
+def collected(stream, steps):
+    return torch.stack([torch.stack(stream.batch(step)) for step in range(steps)])
+
+
+@given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 7), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+def test_a_pass_visits_every_window_once(n, length, batch_size, seed):
+    tokens = np.arange(n, dtype=np.uint16)
+    if n <= length:
+        return
+    stream = TokenStream(tokens, length, batch_size, seed)
+    passes = batch_size * stream.n_windows  # whole passes in whole batches
+    starts = collected(stream, stream.n_windows)[:, 0, :, 0].reshape(-1).numpy()
+    for epoch in range(passes // stream.n_windows):
+        one = starts[epoch * stream.n_windows : (epoch + 1) * stream.n_windows]
+        assert sorted(one) == [length * i for i in range(stream.n_windows)]
+
+
+def test_targets_are_the_text_one_token_on():
+    stream = TokenStream(np.arange(1000, dtype=np.uint16), 7, 3, seed=0)
+    inputs, targets = next(stream)
+    assert inputs.shape == targets.shape == (3, 7) and inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1)
+    assert len(stream.tokens) == 1000 and stream.n_windows == 142 and stream.steps_per_epoch == 47
+
+
+def test_the_order_is_the_seed_s_alone_and_resumes_anywhere():
+    tokens = np.arange(5000, dtype=np.uint32)
+    make = lambda **how: TokenStream(tokens, 16, 4, **{"seed": 3} | how)
+    whole = [next(stream) for stream in [make()] for _ in range(200)]  # three passes
+    torch.manual_seed(1), np.random.seed(1)
+    stream = make(step=137)
+    for step in range(137, 200):
+        assert torch.equal(next(stream).inputs, whole[step].inputs)
+    assert stream.step == 200
+    stream.step = 5
+    assert torch.equal(next(stream).inputs, whole[5].inputs)
+    assert torch.equal(make().batch(150).inputs, whole[150].inputs)
+    assert not torch.equal(next(make(seed=4)).inputs, whole[0].inputs)
+    first, second = (sorted(b.inputs[0, 0].item() for b in whole[a:b]) for a, b in ((0, 78), (78, 156)))
+    assert first != second  # passes have orders of their own
+
+
+def test_the_order_stays_what_it_is():
+    """Records name their seed, so an order may never change."""
+    stream = TokenStream(np.arange(101, dtype=np.uint16), 10, 5, seed=42)
+    assert collected(stream, 4)[:, 0, :, 0].tolist() == [
+        [50, 0, 60, 40, 20],
+        [70, 30, 10, 80, 90],
+        [30, 10, 20, 90, 50],
+        [0, 60, 80, 70, 40],
+    ]
+
+
+def test_windows_of_a_memory_map_are_copies(corpus):
+    before = np.array(corpus.train)
+    inputs, targets = next(TokenStream(corpus.train, 8, 2, seed=0))
+    inputs.zero_(), targets.zero_()
+    assert np.array_equal(corpus.train, before)
+
+
+def test_an_overlap_gives_each_target_its_context():
+    batches = list(sequential_windows(np.arange(50), 10, context=6, batch_size=3))
+    scored = [(i, t) for b in batches for i, t in zip(b.inputs, b.targets)]
+    for _, targets in scored[1:]:
+        first = (targets != -100).nonzero()[0].item()
+        assert first >= 6
+    assert all(len(b.inputs) <= 3 for b in batches) and batches[0].inputs.shape == (3, 10)
+
+
+def test_faults_of_batches():
+    tokens = np.arange(100)
+    for name, call in {
+        "tokens: got dtype float64, shape (3,); want token numbers of shape (n,)": lambda: TokenStream(
+            np.zeros(3), 1, 1, 0
+        ),
+        "tokens: got dtype int64, shape (2, 2)": lambda: sequential_windows(np.zeros((2, 2), int), 1),
+        "length: got 0; want a positive integer": lambda: TokenStream(tokens, 0, 1, 0),
+        "batch_size: got 1.5; want a positive integer": lambda: TokenStream(tokens, 1, 1.5, 0),
+        "seed: got -1; want an integer from 0 to 2**32 - 1": lambda: TokenStream(tokens, 1, 1, -1),
+        "step: got -1; want an integer, 0 or more": lambda: TokenStream(tokens, 1, 1, 0).batch(-1),
+        "step: got True": lambda: TokenStream(tokens, 1, 1, 0, step=True),
+        "tokens: got 100 tokens; want at least length + 1 = 101": lambda: TokenStream(tokens, 100, 1, 0),
+        "tokens: got 1 tokens; want at least 2": lambda: sequential_windows(tokens[:1], 4),
+        "context: got 4; want an integer from 0 to 3": lambda: sequential_windows(tokens, 4, context=4),
+        "length: got 0": lambda: sequential_windows(tokens, 0),
+        "batch_size: got 0": lambda: sequential_windows(tokens, 4, batch_size=0),
+        "nats: got nan; want a finite number": lambda: bits_per_byte(math.nan, 3),
+        "n_bytes: got 0; want a positive integer": lambda: bits_per_byte(1.0, 0),
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(name)):
+            call()
+
+
+def test_bits_per_byte_by_hand():
+    assert bits_per_byte(6 * math.log(2), 3) == pytest.approx(2)
+
+
+def test_the_module_is_named_in_the_import_of_nothing_heavy():
+    code = "import sys, gbattn.corpora; print({'datasets', 'tokenizers', 'sklearn', 'matplotlib'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+    assert Path(corpora.__file__).name == "corpora.py"
