@@ -18,7 +18,7 @@ from gbattn.attention import (
 )
 from .conventions import is_count, require
 
-# %% ../nbs/08_boosted.ipynb #b70469fb
+# %% ../nbs/08_boosted.ipynb #891d7c29
 def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
     """Return the one line, F + g ⊙ c.
 
@@ -79,9 +79,11 @@ class Correction(nn.Module):
         if self.gate is None:
             return None
         of_F, of_c = self.gate.weight.chunk(2, dim=1)
-        # Two products instead of one over a copy of F beside c.
-        seen = nnf.linear(F, of_F, self.gate.bias) + nnf.linear(c, of_c)
-        return seen.sigmoid_()
+        # Two products instead of one over a copy of F beside c; the second product
+        # adds itself to the first.
+        seen = nnf.linear(F.flatten(0, 1), of_F, self.gate.bias)
+        seen = torch.addmm(seen, c.flatten(0, 1), of_c.mT)
+        return seen.sigmoid_().unflatten(0, F.shape[:2])
 
 # %% ../nbs/08_boosted.ipynb #88f9160e
 @register("boosted")

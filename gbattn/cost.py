@@ -227,7 +227,7 @@ class _Pass(NamedTuple):
     def rest(self, moved: int, saved: int = 0) -> Cost:
         return _moved(self.itemsize, moved, saved)
 
-# %% ../nbs/10_cost.ipynb #2eaa2f2d
+# %% ../nbs/10_cost.ipynb #88603857
 #| code-fold: true
 def _twicing_parts(p: _Pass) -> dict[str, Cost]:
     """What further looks through the same attention add."""
@@ -254,7 +254,7 @@ def _boosted_parts(p: _Pass) -> dict[str, Cost]:
     if n:
         half = linear_cost(p.D, n, rows, itemsize=p.itemsize)  # of F, with the bias
         gate = half + linear_cost(p.D, n, rows, bias=False, itemsize=p.itemsize)
-        gate = replace(gate, saved_bytes=0) + p.rest(5 * rows * n, rows * n)
+        gate = replace(gate, saved_bytes=0) + p.rest(3 * rows * n, rows * n)
     estimates = (
         more if n else min(more, 1)
     ) * p.wide  # a gate reads them all again
