@@ -339,7 +339,7 @@ def _remembered(layer: MultiHeadAttention, tokens: int) -> int:
     own = isinstance(layer, GradientBoostedAttention) and layer.kv_from != "shared"
     return tokens * 2 * narrow * (layer.rounds if own else 1)
 
-# %% ../nbs/10_cost.ipynb #9eb0df9a
+# %% ../nbs/10_cost.ipynb #3acc5db1
 def attention_cost(
     layer: MultiHeadAttention,
     T: int,
@@ -355,7 +355,7 @@ def attention_cost(
 
     Parameters
     ----------
-    layer : MultiHeadAttention
+    layer : torch.nn.Module
         A layer of chapters 6 to 8. Its weights are not read, so one made with
         ``device="meta"`` will do, which takes no memory.
     T : int
