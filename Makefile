@@ -35,8 +35,9 @@ test: $(READY) chromium ## check everything: style, laws of the house, notebooks
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: $(READY) ## measure least squares against NumPy and scikit-learn
+bench: $(READY) ## measure least squares against NumPy and scikit-learn, and the layers against their floors
 	$(BIN)/python benchmarks/least_squares.py
+	$(BIN)/python benchmarks/attention_layers.py
 
 # nbdev leaves the module of a notebook that is gone, hence rm.
 export: $(READY) ## write the library from the notebooks, and strip the notebooks of their outputs

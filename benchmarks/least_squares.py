@@ -5,12 +5,11 @@ compared by medians; before anything is timed, their answers must agree. Records
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from measuring import interleaved_medians
 from sklearn.linear_model import LinearRegression
 
 from gbattn.conventions import Record
@@ -18,23 +17,6 @@ from gbattn.least_squares import LeastSquares, OLSAttention, linear_attention
 
 SHAPES = ((10_000, 50), (1_000_000, 50), (100_000, 500))
 QUERY_ROWS = 1000
-# A library's threads spin for a while after their work and take a core from whoever comes next, and threads that
-# sleep take long to wake. So each turn begins with this many seconds of the method itself, untimed.
-SETTLE = 0.1
-
-
-def interleaved_medians(methods: dict[str, Callable], runs: int) -> dict[str, tuple[float, float, float]]:
-    """Return (median, smallest, largest) seconds of one call of each method; they take turns."""
-    seconds = {name: [] for name in methods}
-    for _ in range(runs):
-        for name, method in methods.items():
-            settled = time.perf_counter() + SETTLE
-            while time.perf_counter() < settled:
-                method()
-            start = time.perf_counter()
-            method()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: (statistics.median(times), min(times), max(times)) for name, times in seconds.items()}
 
 
 def regression_methods(n: int, d: int) -> dict[str, dict[str, Callable]]:

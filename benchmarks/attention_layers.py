@@ -1,0 +1,281 @@
+"""Time every attention layer against torch's own, against a naive form and against its floor; then time decoding.
+
+The floor of a layer makes the same matrix products, with the same weights in the same order, and the same calls of
+``scaled_dot_product_attention``, with nothing around them: no residual, no gate but its products, no sum. Run with
+``make bench``. All methods of one problem see the same tokens in the same process, take turns, and are compared by
+medians. Before anything is timed, each floor must make exactly its layer's products, and each naive form must give
+its layer's answer. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16), also with ``--compile``.
+"""
+
+import argparse
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from unittest import mock
+
+import torch
+import torch.nn.functional as nnf
+from measuring import interleaved_medians, peak_bytes
+from torch import nn
+
+import gbattn.attention
+from gbattn.attention import LinearAttention, MultiHeadAttention, merge_heads, split_heads
+from gbattn.boosted import GradientBoostedAttention
+from gbattn.conventions import Record
+from gbattn.cost import attention_cost, count_flops
+from gbattn.twicing import TwicingAttention
+
+SHAPES = ((32, 256, 256, 4), (4, 1024, 768, 12), (1, 4096, 512, 8))
+KV_FROM, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
+DECODED, POSITIONS = (1, 512, 8), (128, 512, 1024, 2048, 4096)
+AIMS = {"multi_head": 1.03, "twicing": 1.06, "boosted": 1.06}  # at most this many times the floor
+NAIVE_AIMS = {256: 1.5, 1024: 2.5}  # at least this many times faster than the naive form
+
+
+# ---- What is timed ----
+
+
+def layers(D: int, H: int, whole: bool) -> dict[str, nn.Module]:
+    """The layers by name. Without `whole`, each way to read keys and each gate, but not every pair of them."""
+    made = {"multi_head": MultiHeadAttention(D, H), "twicing": TwicingAttention(D, H)}
+    for kv_from in KV_FROM:
+        for gate in GATES if whole or kv_from == "shared" else GATES[:1]:
+            made[f"boosted {kv_from} {gate}"] = GradientBoostedAttention(D, H, kv_from=kv_from, gate=gate)
+    return made | {"linear": LinearAttention(D, H)}
+
+
+def floor(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The products of the layer, one after the other; every end of the chain is returned, so that all run backward."""
+    H = layer.n_heads
+
+    def look(q, k, v):
+        return merge_heads(nnf.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+    q, k, v = (split_heads(project(x), H) for project in (layer.query, layer.key, layer.value))
+    F, gates = look(q, k, v), []
+    if isinstance(layer, TwicingAttention):
+        for _ in range(1, layer.rounds):
+            F = look(q, k, split_heads(F, H))
+    for correction in getattr(layer, "corrections", ()):
+        q = split_heads(correction.query(F), H)
+        if correction.key is not None:
+            read = F if layer.kv_from == "residual" else x
+            k, v = split_heads(correction.key(read), H), split_heads(correction.value(read), H)
+        c = look(q, k, v)
+        if correction.gate is not None:
+            of_F, of_c = correction.gate.weight.chunk(2, dim=1)
+            gates += [nnf.linear(F, of_F, correction.gate.bias), nnf.linear(c, of_c)]
+        F = c
+    return [layer.out(F), *gates]
+
+
+@functools.cache
+def later(T: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
+
+
+def naive_attend(q, k, v, *, causal, mask=None, dropout_p=0.0):
+    """One look that builds its T × T matrix, as the formula says it."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return scores.masked_fill_(later(q.shape[2], q.device), float("-inf")).softmax(-1) @ v
+
+
+def naive(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with mock.patch.object(gbattn.attention, "attend", naive_attend):
+        return layer(x, causal=True)
+
+
+def torchs_own(D: int, H: int, T: int, device: torch.device, dtype: torch.dtype) -> Callable:
+    layer = nn.MultiheadAttention(D, H, batch_first=True, device=device, dtype=dtype)
+    mask = nn.Transformer.generate_square_subsequent_mask(T, device=device, dtype=dtype)
+    return lambda x: layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+
+
+# ---- Layers ----
+
+
+def methods_of(made: dict, D: int, H: int, T: int, options: argparse.Namespace) -> dict[str, Callable]:
+    """Functions of x: torch's own, each layer, its floor, and the naive form of those that have one."""
+    methods = {"nn.MultiheadAttention": torchs_own(D, H, T, options.device, options.dtype)}
+    for name, layer in made.items():
+        methods[name] = functools.partial(layer, causal=True)
+        if name != "linear":
+            methods[f"{name} floor"] = functools.partial(floor, layer)
+    for name in ("multi_head", "twicing", "boosted residual feature"):
+        methods[f"{name} naive"] = functools.partial(naive, made[name])
+    return {name: torch.compile(method) for name, method in methods.items()} if options.compile else methods
+
+
+def flat(result: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
+    return result if isinstance(result, list) else [result]
+
+
+def training(method: Callable, x: torch.Tensor) -> Callable:
+    """Forward and backward, to the input and to all weights; the gradients of the ends are given."""
+    given = [torch.ones_like(end) for end in flat(method(x))]
+    return lambda: torch.autograd.backward(flat(method(x)), given)
+
+
+def products(method: Callable, x: torch.Tensor) -> int:
+    """FLOPs of the products of a forward and a backward pass."""
+    return count_flops(lambda: training(method, x)()) - count_flops(method, x)
+
+
+def demand_the_same(made: dict, x: torch.Tensor) -> None:
+    """Stop unless each floor makes its layer's products, and the naive form gives its layer's answer."""
+    for name, layer in made.items():
+        if name == "linear":  # has neither
+            continue
+        answer = layer(x, causal=True)
+        gap = ((naive(layer, x) - answer).abs().max() / answer.abs().max()).item()
+        if not gap <= 64 * torch.finfo(x.dtype).eps:
+            raise SystemExit(f"{name} and its naive form differ by a relative {gap:.1e}")
+        mine, beneath = products(functools.partial(layer, causal=True), x), products(functools.partial(floor, layer), x)
+        if mine != beneath:
+            raise SystemExit(f"{name} makes {mine} FLOPs of products, its floor {beneath}")
+
+
+def benchmark_layers(shape: tuple[int, int, int, int], options: argparse.Namespace) -> None:
+    B, T, D, H = shape
+    runs = options.runs if shape == SHAPES[0] else max(3, options.runs - 2)
+    torch.manual_seed(0)
+    made = layers(D, H, options.whole or shape == SHAPES[0])
+    made = {name: layer.to(options.device, options.dtype) for name, layer in made.items()}
+    x = torch.randn(B, T, D, device=options.device, dtype=options.dtype, requires_grad=True)
+    demand_the_same(made, x[:1, :64].detach().requires_grad_())
+    methods = methods_of(made, D, H, T, options)
+    tasks = {
+        "forward": ({name: functools.partial(method, x) for name, method in methods.items()}, torch.no_grad),
+        "training": ({name: training(method, x) for name, method in methods.items()}, nullcontext),
+    }
+    measured = {name: {} for name in methods}
+    for task, (calls, context) in tasks.items():
+        with context():
+            for name, call in calls.items():  # the first call of each, which is not timed
+                measured[name][f"{task}_peak_bytes"] = peak_bytes(call, options.device)
+            timed = interleaved_medians(calls, runs, settle=options.settle, wait=options.wait)
+        for name, (median, smallest, largest) in timed.items():
+            measured[name] |= {
+                f"{task}_median_seconds": median,
+                f"{task}_smallest_seconds": smallest,
+                f"{task}_largest_seconds": largest,
+            }
+    settings = {"B": B, "T": T, "D": D, "H": H} | options.machine | {"runs": runs}
+    for name, numbers in measured.items():
+        if name in made:
+            cost = attention_cost(made[name], T, batch_size=B, causal=True, itemsize=x.element_size())
+            numbers |= {"saved_bytes": cost.saved_bytes, "training_flops": cost.training_flops}
+        record = Record("benchmark-attention-layers", settings | {"method": name}, numbers)
+        record.save(f"{options.prefix}{B} {T} {D} {H} {name}".replace(" ", "-").lower())
+    show_layers(shape, measured)
+
+
+def show_layers(shape: tuple[int, int, int, int], measured: dict[str, dict]) -> None:
+    """Print a row for each method, and whether the aims were met."""
+    print(f"\n(B, T, D, H) = {shape}: milliseconds, times the floor, megabytes at the highest")
+    print(f"{'':30}{'forward':>10}{'floor':>8}{'MB':>8}{'training':>12}{'floor':>8}{'MB':>8}")
+    for name, numbers in measured.items():
+        row = f"{name:30}"
+        for task, width in (("forward", 10), ("training", 12)):
+            row += f"{1e3 * numbers[f'{task}_median_seconds']:{width}.1f}"
+            ratio = of_floor(measured, name, task)
+            row += f"{ratio:8.3f}" if ratio else " " * 8
+            row += f"{numbers[f'{task}_peak_bytes'] / 1e6:8.0f}"
+        print(row)
+    for task in ("forward", "training"):
+        for name in measured:
+            limit, ratio = AIMS.get(name.split()[0]), of_floor(measured, name, task)
+            if limit and ratio and ratio > limit:
+                print(f"missed: {task} of {name} takes {ratio:.3f} times its floor; the aim is {limit}")
+        seconds = {name: numbers[f"{task}_median_seconds"] for name, numbers in measured.items()}
+        if seconds["multi_head"] >= seconds["nn.MultiheadAttention"]:
+            print(f"missed: {task} of multi_head is slower than nn.MultiheadAttention")
+        for name in ("boosted residual feature",):
+            gain, aim = seconds[f"{name} naive"] / seconds[name], NAIVE_AIMS.get(shape[1], 0)
+            if gain < aim:
+                print(f"missed: {task} of {name} is {gain:.2f} times as fast as its naive form; the aim is {aim}")
+
+
+def of_floor(measured: dict[str, dict], name: str, task: str) -> float | None:
+    beneath = measured.get(f"{name} floor")
+    return beneath and measured[name][f"{task}_median_seconds"] / beneath[f"{task}_median_seconds"]
+
+
+# ---- Decoding ----
+
+
+def benchmark_decoding(options: argparse.Namespace) -> None:
+    """One more token behind so many, with a cache and without."""
+    (B, D, H), longest = DECODED, max(POSITIONS)
+    torch.manual_seed(0)
+    made = layers(D, H, False)
+    chosen = ("multi_head", "twicing", "boosted residual feature", "boosted shared head", "linear")
+    print(f"\ndecoding, (B, D, H) = {DECODED}: tokens a second after so many, with the cache and without")
+    print(f"{'':30}" + "".join(f"{position:>16}" for position in POSITIONS))
+    with torch.no_grad():
+        rows = {}
+        for name in chosen:
+            layer = made[name].to(options.device, options.dtype)
+            rows[name] = {}
+            wide = torch.promote_types(options.dtype, torch.float32)  # for a memory that sums over all tokens
+            cache = layer.make_cache(B, longest + 1, dtype=wide if name == "linear" else options.dtype)
+            for kept in cache.kept.values():
+                kept.normal_()
+            for position in POSITIONS:
+                x = torch.randn(B, position + 1, D, device=options.device, dtype=options.dtype)
+                step = functools.partial(one_step, layer, cache, x[:, -1:], position)
+                calls = {"cache": step, "whole": functools.partial(layer, x, causal=True)}
+                numbers = {}
+                for way, runs in (("cache", 10 * options.runs), ("whole", options.runs)):
+                    calls[way]()
+                    one = {way: calls[way]}
+                    median, *_ = interleaved_medians(one, runs, settle=0, wait=options.wait)[way]
+                    numbers[f"{way}_tokens_per_second"] = B / median
+                itemsize = x.element_size()
+                cost = attention_cost(layer, 1, past=position, batch_size=B, causal=True, itemsize=itemsize)
+                numbers |= {"cache_bytes": cost.cache_bytes, "flops": cost.forward_flops}
+                numbers["traffic_bytes"] = cost.traffic_bytes
+                settings = {"B": B, "D": D, "H": H, "position": position} | options.machine
+                record = Record("benchmark-decoding", settings | {"method": name, "runs": options.runs}, numbers)
+                record.save(f"{options.prefix}{position:05d} {name}".replace(" ", "-").lower())
+                rows[name][position] = numbers
+            cells = (
+                f"{n['cache_tokens_per_second']:8.0f}{n['whole_tokens_per_second']:8.0f}" for n in rows[name].values()
+            )
+            print(f"{name:30}" + "".join(cells))
+
+
+def one_step(layer: nn.Module, cache, x: torch.Tensor, position: int) -> torch.Tensor:
+    cache.length = position  # as if the tokens before had just been written
+    return layer(x, causal=True, cache=cache)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--runs", type=int, default=5, help="timed runs of each method (default 5; two fewer at long T)"
+    )
+    parser.add_argument("--whole", action="store_true", help="every pair of kv_from and gate at every shape")
+    parser.add_argument("--shapes", type=int, nargs="*", default=[0, 1, 2], help="which of the three shapes")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu (default) or cuda")
+    parser.add_argument("--dtype", help="float32 (default on a CPU) or bfloat16 (default on a GPU)")
+    parser.add_argument("--compile", action="store_true", help="compile every method")
+    options = parser.parse_args()
+    gpu = options.device.type == "cuda"
+    dtype = options.dtype or ("bfloat16" if gpu else "float32")
+    options.dtype = getattr(torch, dtype)
+    options.wait = torch.cuda.synchronize if gpu else lambda: None
+    options.settle = 0.02 if gpu else 0  # all methods use the same threads of torch: nobody has to wake
+    options.machine = {"device": options.device.type, "dtype": dtype, "compiled": options.compile}
+    options.prefix = (
+        ""
+        if not (gpu or options.compile or options.dtype != torch.float32)
+        else (f"{options.device.type} {dtype} {'compiled ' if options.compile else ''}")
+    )
+    for index in options.shapes:
+        benchmark_layers(SHAPES[index], options)
+    benchmark_decoding(options)
+
+
+if __name__ == "__main__":
+    main()
