@@ -217,8 +217,7 @@ def benchmark_decoding(options: argparse.Namespace) -> None:
         for name in chosen:
             layer = made[name].to(options.device, options.dtype)
             rows[name] = {}
-            wide = torch.promote_types(options.dtype, torch.float32)  # for a memory that sums over all tokens
-            cache = layer.make_cache(B, longest + 1, dtype=wide if name == "linear" else options.dtype)
+            cache = layer.make_cache(B, longest + 1, dtype=options.dtype)
             for kept in cache.kept.values():
                 kept.normal_()
             for position in POSITIONS:
