@@ -358,7 +358,7 @@ def figure_style() -> None:
         }
     )
 
-# %% ../nbs/00_conventions.ipynb #49518c9b
+# %% ../nbs/00_conventions.ipynb #9415aa5c
 def results_folder() -> Path:
     """Return the folder of records: ``GBATTN_RESULTS`` if set, else the nearest
     ``results`` at or above here.
@@ -440,7 +440,8 @@ class Record:
         p = self.provenance
         facts = [str(p[key]) for key in ("source", "date", "device") if key in p]
         if "torch" in p:
-            facts += [f"{p['threads']} threads", f"torch {p['torch']}"]
+            plural = "" if p["threads"] == 1 else "s"
+            facts += [f"{p['threads']} thread{plural}", f"torch {p['torch']}"]
         origin = {"provenance": ", ".join(facts)}
         return origin | self.settings | self.measured
 
