@@ -155,7 +155,7 @@ def test_committed_records_have_their_origin():
     for record in load_records("reported", folder):
         assert record.provenance["source"], record
     for path in folder.glob("*/*.json"):
-        assert {"date", "torch", "device", "profile"} <= json.loads(path.read_text())["provenance"].keys(), path
+        assert {"date", "python", "device", "profile"} <= json.loads(path.read_text())["provenance"].keys(), path
 
 
 def test_quote_glues_under_experiment_and_field(monkeypatch):
