@@ -19,7 +19,8 @@ from torch import nn
 from .conventions import is_count, require
 from .least_squares import _full_precision, linear_attention
 
-# %% ../nbs/06_attention.ipynb #a9103e5b
+# %% ../nbs/06_attention.ipynb #729d36d4
+#| code-fold: true
 def _wanted(good: bool, name: str, tensor: object, want: Callable[[], str]) -> None:
     """Require, with both halves of the sentence written only when it is said: to
     format a size would tell the compiler that the size never changes."""
@@ -40,7 +41,7 @@ def _compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
         return torch.get_autocast_dtype(device.type)
     return dtype
 
-
+# %% ../nbs/06_attention.ipynb #ef9bc5d4
 def _check_heads(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None
 ) -> None:
@@ -124,6 +125,15 @@ def _check_scale(scale: float | None) -> None:
     number = isinstance(scale, Real) and not isinstance(scale, bool)
     good = scale is None or (number and 0 < scale < math.inf)
     require(good, "scale", scale, "a finite positive number, or None for 1/√K")
+
+
+def _check_look(q, k, v, causal, mask, scale) -> None:
+    """Whether these make a look; without v, a map."""
+    _check_heads(q, k, v)
+    (B, H, T, _), S = q.shape, k.shape[2]
+    _check_causal(causal, T, S)
+    _check_mask(mask, q.device, (B, H, T, S))
+    _check_scale(scale)
 
 
 def _check_probability(name: str, p: float) -> None:
@@ -239,7 +249,8 @@ def padding_mask(
     from_its_end = place if side == "right" else place.flip(0)
     return (from_its_end < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
 
-# %% ../nbs/06_attention.ipynb #fdadac84
+# %% ../nbs/06_attention.ipynb #dd9e54ba
+#| code-fold: true
 def _who_may_look(
     mask: torch.Tensor | None, causal: bool, T: int, S: int, q: torch.Tensor
 ) -> tuple[torch.Tensor | None, bool]:
@@ -261,7 +272,7 @@ def _who_may_look(
         return mask & allowed, False
     return mask.masked_fill(~allowed, -math.inf), False
 
-# %% ../nbs/06_attention.ipynb #c280cc73
+# %% ../nbs/06_attention.ipynb #e4dda55b
 def attention_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -303,11 +314,8 @@ def attention_weights(
     Half precision is computed in float32. For a boolean mask and one head this is
     `gbattn.smoothers.softmax_weights`. Source: chapter 6.
     """
-    _check_heads(q, k)
-    (B, H, T, K), (G, S) = q.shape, k.shape[1:3]
-    _check_causal(causal, T, S)
-    _check_mask(mask, q.device, (B, H, T, S))
-    _check_scale(scale)
+    _check_look(q, k, None, causal, mask, scale)
+    (_, H, T, K), (G, S) = q.shape, k.shape[1:3]
     mask, causal = _who_may_look(mask, causal, T, S, q)
     if causal:
         mask = causal_mask(T, S, device=q.device)
@@ -327,7 +335,7 @@ def attention_weights(
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
     return weights.to(q.dtype)
 
-# %% ../nbs/06_attention.ipynb #de0f1d2a
+# %% ../nbs/06_attention.ipynb #2da5cb59
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -372,15 +380,15 @@ def attend(
     Notes
     -----
     Activation memory is linear in T and S unless there is dropout, a mask that is
-    learned, or values of another width than the keys. Source: chapter 6; Vaswani et
-    al. (2017); torch's ``scaled_dot_product_attention``.
+    learned, or values of another width than the keys. With `causal` and a mask, or
+    with `causal` and a past (S > T > 1), the two are made one mask of T × S
+    numbers, which is kept: not one for each head unless the mask has heads, but it
+    grows with the square. Source: chapter 6; Vaswani et al. (2017); torch's
+    ``scaled_dot_product_attention``.
     """
-    _check_heads(q, k, v)
-    (B, H, T, _), (G, S) = q.shape, k.shape[1:3]
-    _check_causal(causal, T, S)
-    _check_mask(mask, q.device, (B, H, T, S))
-    _check_scale(scale)
+    _check_look(q, k, v, causal, mask, scale)
     _check_probability("dropout_p", dropout_p)
+    (_, H, T, _), (G, S) = q.shape, k.shape[1:3]
     mask, causal = _who_may_look(mask, causal, T, S, q)
     return nnf.scaled_dot_product_attention(
         q, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=H != G

@@ -96,6 +96,17 @@ def test_prop_two_projections(p):
     return two_projections(p, shared=True)
 
 
+def test_a_line_can_be_heard_with_one_projection_and_a_circle_with_two():
+    """Who is heard most, when each of three tokens should hear the one before it."""
+    keys_get_shorter = torch.tensor([[4, 0], [1.5, 1.5], [0, 1]], dtype=F64)
+    assert (keys_get_shorter @ keys_get_shorter.T).argmax(1).tolist() == [0, 0, 1]
+    third = 2 * math.pi * torch.arange(3, dtype=F64) / 3
+    on_circle = lambda angle: torch.stack([angle.cos(), angle.sin()], 1)
+    X = torch.randn(3, 5, dtype=F64)
+    keys, queries = (torch.linalg.pinv(X) @ on_circle(angle) for angle in (third, third - third[1]))
+    assert (X @ queries @ (X @ keys).T).argmax(1).tolist() == [2, 0, 1]
+
+
 def score_moments(p, power):
     """Mean and variance of q·k over all outcomes of lopsided coins of mean 0 and variance 1."""
     K = p.integer(1, 5)
@@ -126,6 +137,19 @@ def saturation(p, faster):
 def test_prop_saturation(p):
     """What a row passes back is bounded by what the leader leaves, and that by its lead. Mutant: twice the lead."""
     return saturation(p, 1)
+
+
+def test_undivided_scores_make_gradients_of_queries_erratic_and_not_small():
+    K, S, rows = 1024, 64, 400
+    q, k, upstream = torch.randn(rows, 1, K), torch.randn(rows, S, K), torch.randn(rows, 1, S)
+    sizes = []
+    for scale in (1.0, K**-0.5):
+        query = q.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad((scale * query @ k.mT).softmax(-1), query, upstream)
+        sizes.append(gradient.norm(dim=2))
+    undivided, divided = sizes
+    assert undivided.mean() > 2 * divided.mean() and undivided.median() < divided.median() / 2
+    assert undivided.std() / undivided.mean() > 1 > 3 * divided.std() / divided.mean()
 
 
 def heads_are_terms(p, H):
@@ -165,6 +189,17 @@ def permuted(p, **options):
 def test_prop_permutation(p):
     """Without positions attention sees a set. Mutant: rotary positions."""
     return permuted(p)
+
+
+def test_two_causal_layers_hear_the_order_of_the_past_and_one_does_not():
+    p = Problem(0, 2, 6, 2, 1, 2)
+    first, second, x = p.layer(), p.layer(), p.tokens()
+    other = x[:, [2, 0, 4, 1, 3, 5]]
+    with torch.no_grad():
+        one = [first(tokens, causal=True) for tokens in (x, other)]
+        two = [second(tokens, causal=True)[:, -1] for tokens in one]
+    torch.testing.assert_close(one[0][:, -1], one[1][:, -1], rtol=0, atol=1e-12)
+    assert (two[0] - two[1]).abs().max() > 1e-3
 
 
 def turned(x, place, base=50.0):
@@ -425,7 +460,7 @@ def test_equal_scores_are_the_mean_and_one_key_is_itself(dtype):
         assert torch.equal(attend(*one, causal=causal), one[2])
 
 
-def held_for_backward(form):
+def held_for_backward(form, queries=256):
     """The largest tensor that autograd keeps, in numbers."""
     sizes = []
 
@@ -434,6 +469,7 @@ def held_for_backward(form):
         return tensor
 
     q, k, v = torch.randn(3, 1, 4, 256, 8, requires_grad=True).unbind()
+    q = q[:, :, -queries:]
     with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
         form(q, k, v)
     return max(sizes)
@@ -443,6 +479,12 @@ def held_for_backward(form):
 def test_the_fused_look_keeps_no_map(options):
     assert held_for_backward(lambda *qkv: naive(*qkv, **options)) >= 4 * 256 * 256
     assert held_for_backward(lambda *qkv: attend(*qkv, **options)) <= 3 * 4 * 256 * 8  # q, k and v in one
+
+
+@pytest.mark.parametrize(("mask", "T"), [(padding_mask(torch.tensor([200]), 256), 256), (None, 200)])
+def test_two_masks_are_made_one_which_is_kept_for_all_heads(mask, T):
+    """As the notes of `attend` say of causal with another mask, and of causal behind a past."""
+    assert held_for_backward(lambda *qkv: attend(*qkv, causal=True, mask=mask), T) == T * 256
 
 
 def test_empty_batches_and_no_queries():
