@@ -61,7 +61,7 @@ class Loss:
     def check(self, y: torch.Tensor) -> None:
         """Raise a ValueError if these targets have no such loss."""
 
-# %% ../nbs/05_boosting.ipynb #211206a8
+# %% ../nbs/05_boosting.ipynb #4c590c31
 class SquaredError(Loss):
     """½ (y − F)², of which the residual is the residual."""
 
@@ -76,7 +76,7 @@ class SquaredError(Loss):
 
 
 class AbsoluteError(Loss):
-    r"""\|y − F\|, of which the residual is a sign."""
+    """The distance of F from y, of which the residual is a sign."""
 
     def value(self, y, F):
         return (y - F).abs()

@@ -91,12 +91,15 @@ def pseudo_residuals(p, sign):
         grid = torch.linspace(-3, 3, 601, dtype=F64)
         at_grid = loss.value(y, grid[:, None]).mean(1).min()
         right.append(torch.minimum(at_grid, left[-1]))
+    constant = line_search(Huber(0.5, 0.6), y, torch.zeros_like(y), torch.ones_like(y))
+    left.append((y - constant).clamp(-0.6, 0.6).sum()[None])
+    right.append(torch.zeros(1, dtype=F64))
     return torch.cat(left), torch.cat([r.reshape(-1) for r in right])
 
 
 @claim(problems(), tolerance=1e-6, mutant=lambda p: pseudo_residuals(p, 1))
 def test_prop_pseudo_residuals(p):
-    """Negative gradients by differences; best constants beat a grid. Mutant: the gradient, not its negative."""
+    """Negative gradients by differences; best constants. Mutant: the gradient, not its negative."""
     return pseudo_residuals(p, -1)
 
 
@@ -129,8 +132,18 @@ def harm(p, searched):
 
 @claim(problems(), tolerance=1e-12, relation="<=", mutant=lambda p: harm(p, False))
 def test_prop_searched_step(p):
-    """Along any correction a searched and shrunken step does no harm. Mutant: the step 1."""
+    """Along any correction a searched and shrunken step does not raise the loss. Mutant: the step 1."""
     return harm(p, True)
+
+
+def test_one_step_carries_no_promise():
+    """Newton's step in a logistic leaf, shrunken or not, and Huber's step from the median can raise the loss."""
+    y, F = torch.tensor([1.0, 0.0], dtype=F64), torch.tensor([-10.0, -10.0], dtype=F64)
+    step = LogLoss().leaf(y, F)
+    assert 11_000 < step < 11_100
+    assert 9.9 < LogLoss().value(y, F).sum() < 10.1 and LogLoss().value(y, F + 0.1 * step).sum() > 1000
+    y, F, huber = torch.tensor([0.0, 5.0], dtype=F64), torch.tensor([5.0, -1.0], dtype=F64), Huber(0.9, 6.0)
+    assert huber.value(y, F).sum() == 30.5 and huber.value(y, F + 0.1 * huber.leaf(y, F)).sum() > 30.7
 
 
 def closed_form(p, looks):
@@ -166,6 +179,19 @@ def one_look(p, values):
 def test_prop_sharpened(p):
     """Many looks are one look at sharpened values. Mutant: one look at the estimates."""
     return one_look(p, sharpen)
+
+
+def test_what_survives_gates():
+    """Given gates in the place of ν: the product for any, one sharpened look if new rows keep theirs."""
+    p = Problem(5, 9, 4, 1.0)
+    S, Q, y = kernel_smoother(p.X, 0.8), kernel_smoother(p.X, 0.8, p.X_query), p.Y[:, 0]
+    gates, new_gate = [p.uniform(9) for _ in range(4)], p.uniform(4)
+    F, new, a = torch.zeros_like(y), torch.zeros(4, dtype=F64), torch.zeros_like(y)
+    for g in gates:
+        r = y - F
+        F, new, a = F + g * (S @ r), new + new_gate * (Q @ r), a + r
+    torch.testing.assert_close(l2_boost([g[:, None] * S for g in gates], y, 4), F)
+    torch.testing.assert_close(new_gate * (Q @ a), new)
 
 
 def projected(p, ridge):
@@ -256,6 +282,13 @@ def test_prop_stopping(p):
 
 
 # ---------------------------------------------------------------- losses and the search
+
+
+def test_hubers_constant_is_not_between_mean_and_median():
+    y = torch.tensor([-2.0, -2.0, 0.0, 1.0, 3.0], dtype=F64)
+    assert y.mean() == y.median() == 0
+    found = line_search(Huber(0.9, 2.0), y, torch.zeros_like(y), torch.ones_like(y))
+    assert abs(found + 0.25) < 1e-12
 
 
 def test_overrides_agree_with_what_is_derived_from_the_value():
