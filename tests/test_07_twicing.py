@@ -181,6 +181,15 @@ def test_prop_half(p):
     return half(p, torch.min)
 
 
+def test_half_bounds_the_largest_entry_and_not_the_length():
+    """Half to oneself and half to token 1: no entry grows, and a residual of 64 tokens gets four times as long."""
+    A = torch.eye(64, dtype=F64) / 2
+    A[:, 0] += 0.5
+    left_over = torch.eye(64, dtype=F64) - A
+    assert torch.linalg.matrix_norm(left_over, math.inf) == 1
+    assert abs(torch.linalg.matrix_norm(left_over, 2) - 4) < 1e-12
+
+
 def chain(T, a):
     """The previous-token head that keeps the share a."""
     A = a * torch.eye(T, dtype=F64) + (1 - a) * torch.eye(T, dtype=F64).roll(1, 0)
@@ -202,6 +211,15 @@ def causal_eigenvalues(p, causal):
 def test_thm_causal(p):
     """Eigenvalues from the diagonal; the chain's residual grows (2(1 − a))^M. Mutant: a map that sees both ways."""
     return causal_eigenvalues(p, True)
+
+
+def test_the_chain_has_one_eigenvector_for_all_but_the_first_token():
+    """64 tokens: the eigenvalue a, 63 times, and A − aI has rank 63; two looks leave 0 and (1 − a)²."""
+    A, identity = chain(64, 0.1), torch.eye(64, dtype=F64)
+    assert torch.linalg.matrix_rank(A - 0.1 * identity) == 63
+    left_over = torch.linalg.matrix_power(identity - A, 2)
+    torch.testing.assert_close(left_over.diagonal()[[0, 1, 63]], torch.tensor([0, 0.81, 0.81], dtype=F64))
+    assert torch.equal(left_over, left_over.tril())
 
 
 @pytest.mark.parametrize("M", [1, 2, 3])
