@@ -213,7 +213,7 @@ class GradientBoostedAttention(MultiHeadAttention):
             self._note(p, weights=A, residual=r, correction=c, gate=g, estimate=F)
         return F
 
-# %% ../nbs/08_boosted.ipynb #1d100091
+# %% ../nbs/08_boosted.ipynb #7c1999c4
 def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return the cosine between a correction and the negative gradient of a loss,
     for each token.
@@ -228,8 +228,9 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        Shape (…), from −1 to 1: positive where a small step along the correction
-        lowers the loss. NaN where either is zero, which has no direction.
+        Shape (…), from −1 to 1: positive where a small step of this token alone,
+        along its correction, lowers the loss. NaN where either is zero, which has
+        no direction.
 
     Raises
     ------

@@ -170,7 +170,8 @@ def test_prop_gate_guarantee(p):
 def test_a_gate_for_each_token_can_spoil_a_fit():
     r, H = torch.tensor([[3.0], [-1.0]]), torch.full((2, 2), 0.5)
     assert (H @ r).flatten().tolist() == [1.0, 1.0]
-    assert half(r) == 5.0 and half(r - torch.tensor([[0.0], [1.0]]) * (H @ r)) == 6.5
+    taken = torch.tensor([[0.0], [1.0]]) * (H @ r)
+    assert half(r) == 5.0 and half(r - taken) == 6.5 and (taken * r).sum() == -1
 
 
 def any_loss(p, curvature):
@@ -189,22 +190,23 @@ def test_thm_descent_any_loss(p):
     return any_loss(p, 1.0)
 
 
-def turned(p, kind):
-    """A layer, and the same with the basis of its values changed."""
-    layer = p.layer(kind)
+def turned(p, kind, **options):
+    """A layer, and the same with the basis of its values changed, in every round that has its own."""
+    layer = p.layer(kind, **options)
     K = p.D // p.H
     R = torch.block_diag(*(torch.linalg.qr(p.normal(K, K)).Q * 1.5 for _ in range(p.H)))
     twin = copy.deepcopy(layer)
     with torch.no_grad():
-        twin.value.weight.copy_(R @ layer.value.weight)
-        twin.value.bias.copy_(R @ layer.value.bias)
+        for each in (twin, *getattr(twin, "corrections", [])):
+            each.value.weight.copy_(R @ each.value.weight)
+            each.value.bias.copy_(R @ each.value.bias)
         twin.out.weight.copy_(layer.out.weight @ torch.linalg.inv(R))
     return twin(p.x), layer(p.x)
 
 
-@claim(problems(), tolerance=1e-10, mutant=lambda p: turned(p, GradientBoostedAttention))
+@claim(problems(), tolerance=1e-10, mutant=lambda p: turned(p, GradientBoostedAttention, gate="none"))
 def test_prop_basis(p):
-    """Multi-head attention and twicing have no basis of values. Mutant: boosted attention, which has."""
+    """Multi-head attention and twicing have no basis of values. Mutant: boosted attention without a gate, which has."""
     pairs = [turned(p, kind) for kind in (MultiHeadAttention, TwicingAttention)]
     return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
 
@@ -436,6 +438,19 @@ def test_the_three_gradients_are_three():
     assert min((u - total).abs().max(), (u - last).abs().max(), (total - last).abs().max()) > 1e-2
     at_the_end, _ = functional_gradient(layer, loss, 1)
     torch.testing.assert_close(at_the_end, last, atol=1e-12, rtol=0)
+
+
+def test_a_total_derivative_has_a_factor_for_each_round_to_come():
+    layer, x, read, _ = model_and_loss(rounds=4)
+    trace = layer.explain(x)
+    estimates = [look.estimate for look in trace.rounds]
+    *totals, expected = torch.autograd.grad(read(trace.output), estimates, retain_graph=True)
+    for m in (3, 2, 1):  # times (I + J_m)ᵀ, from the last round back
+        last, delta = expected, trace.rounds[m].gate * trace.rounds[m].correction
+        (product,) = torch.autograd.grad(delta, estimates[m - 1], expected, retain_graph=True)
+        expected = last + product
+        torch.testing.assert_close(totals[m - 1], expected, atol=1e-10, rtol=1e-10)
+        assert (totals[m - 1] - last).abs().max() > 1e-3  # the factor matters
 
 
 def test_the_functional_gradient_leaves_no_trace():
