@@ -18,7 +18,7 @@ from gbattn.attention import (
 )
 from .conventions import is_count, require
 
-# %% ../nbs/07_twicing.ipynb #4066d19f
+# %% ../nbs/07_twicing.ipynb #e7f329a4
 @register("twicing")
 class TwicingAttention(MultiHeadAttention):
     """Twicing: each round smooths, with the same attention, what the rounds before
@@ -85,10 +85,11 @@ class TwicingAttention(MultiHeadAttention):
         for m in range(1, self.rounds + 1):
             c, A = self._look(p, q, k, r)
             F = c if F is None else F + c
+            if p.notes is None and m == self.rounds:
+                break
             mine = self._of_all_heads(r)[:, :, -p.x.shape[1] :]  # (B, H, T, K)
-            self._note(
-                p, weights=A, residual=merge_heads(mine), correction=c, estimate=F
-            )
+            shown = None if p.notes is None else merge_heads(mine)
+            self._note(p, weights=A, residual=shown, correction=c, estimate=F)
             if m < self.rounds:
                 r = mine - split_heads(c, self.n_heads)
                 if p.cache is not None:
