@@ -6,9 +6,8 @@
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'train_tokenizer', 'bits_per_byte', 'HubText',
            'Corpus', 'open_corpus', 'load_corpus', 'Batch', 'TokenStream', 'sequential_windows']
 
-# %% ../nbs/14_corpora.ipynb #884a9bc5
+# %% ../nbs/14_corpora.ipynb #05a3e1b0
 import ast
-import glob
 import hashlib
 import importlib
 import itertools
@@ -43,7 +42,7 @@ def _load(package: str):
         cure = "pip install 'gbattn[data]', or open_corpus on a finished cache, which needs neither"
         require(False, package, "a Python that cannot import it", cure)
 
-# %% ../nbs/14_corpora.ipynb #9ddd7608
+# %% ../nbs/14_corpora.ipynb #a526d2dd
 _NOT_DOCS = {
     "site-packages",
     "dist-packages",
@@ -126,10 +125,8 @@ def _split_by_module(documents: dict[str, str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _runs(text: str, length: int = 8) -> set[tuple[str, ...]]:
-    """The runs of so many words in a text."""
-    words = text.split()
-    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+def _checksum_of_documents(texts: dict[str, dict[str, str]]) -> str:
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
 def _without_leaks(texts: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -150,8 +147,14 @@ def _without_leaks(texts: dict[str, dict[str, str]]) -> dict[str, dict[str, str]
         for split, documents in held_out.items()
     }
 
-# %% ../nbs/14_corpora.ipynb #9abc218b
+# %% ../nbs/14_corpora.ipynb #e424d2b7
 SPLITS = ("train", "valid", "test")
+
+
+def _runs(text: str, length: int = 8) -> set[tuple[str, ...]]:
+    """The runs of so many words in a text."""
+    words = text.split()
+    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
 @lru_cache(1)
@@ -175,8 +178,8 @@ def python_docs() -> dict[str, dict[str, str]]:
 
     Notes
     -----
-    The text changes with the version of Python, so numbers on it compare only
-    within one; `Corpus.fingerprint` tells. Source: chapter 14.
+    The text changes with the version of Python and with what a distribution leaves
+    out; `Corpus.fingerprint` tells. Source: chapter 14.
     """
     return _without_leaks(_split_by_module(_without_repeats(_documents())))
 
@@ -270,7 +273,7 @@ def _spellings(tokenizer: dict, recipe: str) -> list[bytes]:
     vocabulary = tokenizer["model"]["vocab"]
     return [spell(token) for token in sorted(vocabulary, key=vocabulary.get)]
 
-# %% ../nbs/14_corpora.ipynb #dcd97f5b
+# %% ../nbs/14_corpora.ipynb #faddbfba
 def bits_per_byte(nats: float, n_bytes: int) -> float:
     """Return nats / (ln 2 · n_bytes): what a model pays for a byte of text,
     whatever its tokens.
@@ -280,7 +283,8 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
     nats : float
         The summed loss −Σ ln p of all tokens that were scored, in nats.
     n_bytes : int
-        The UTF-8 bytes that those tokens spell; see `Corpus.n_bytes`.
+        The UTF-8 bytes of the text that was scored: `Corpus.n_bytes` of the targets
+        if the corpus is lossless, else `Corpus.text_bytes` of the split.
 
     Raises
     ------
@@ -334,7 +338,7 @@ HUB: dict[str, HubText] = {
     )
 }
 
-# %% ../nbs/14_corpora.ipynb #75b59892
+# %% ../nbs/14_corpora.ipynb #288d29d7
 _Rows = Callable[[str], Iterator[str]]
 
 
@@ -368,8 +372,12 @@ def _from_hub(name: str) -> tuple[_Rows, dict]:
 
 
 def _from_python(name: str) -> tuple[_Rows, dict]:
-    rows = lambda split: (text + "\n\n\n" for text in python_docs()[split].values())
-    return rows, {"corpus": name, "source": {"python": platform.python_version()}}
+    texts = python_docs()
+    rows = lambda split: (text + "\n\n\n" for text in texts[split].values())
+    return rows, {
+        "corpus": name,
+        "source": {"sha256": _checksum_of_documents(texts)},
+    }
 
 
 def _checksum_of_text(path: Path) -> str:
@@ -392,6 +400,10 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
     files = {}
     for split in SPLITS:
         single, many = folder / f"{split}.txt", folder / split
+        both = single.is_file() and many.is_dir()
+        require(
+            not both, "name_or_folder", f"{single} and {many}", "one of the two"
+        )
         files[split] = [single] if single.is_file() else sorted(many.rglob("*.txt"))
     missing = [split for split in SPLITS if not files[split]]
     want = "SPLIT.txt or a folder SPLIT of .txt files for each of " + ", ".join(
@@ -412,21 +424,17 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
     }
 
     def rows(split):
-        # A name is a pattern to `datasets`, so brackets in it are escaped.
-        names = [glob.escape(str(path.resolve())) for path in files[split]]
-        return _read(
-            str(folder),
-            "text files that `datasets` can read",
-            "text",
-            data_files={split: names},
-            split=split,
-            streaming=True,
-            keep_linebreaks=True,
-        )
+        last = "\n"
+        for path in files[split]:
+            with path.open(encoding="utf-8") as file:
+                for row in file:  # files are kept apart by a newline at least
+                    yield row if last.endswith("\n") else "\n" + row
+                    last = row
 
     return rows, {"corpus": folder.resolve().name, "source": source}
 
-# %% ../nbs/14_corpora.ipynb #12b56b81
+# %% ../nbs/14_corpora.ipynb #0d7ed811
+#| code-fold: true
 FORMAT = "gbattn corpus 1"
 MANIFEST = "corpus.json"
 
@@ -469,8 +477,8 @@ class Corpus:
 
     @property
     def lossless(self) -> bool:
-        """Whether the tokens of every split spell its text byte for byte, as was
-        checked when they were made."""
+        """Whether the tokens of every split spell its text byte for byte, as it was
+        read (line ends as newlines) and checked when they were made."""
         return all(split["lossless"] for split in self.manifest["splits"].values())
 
     @property
@@ -493,14 +501,30 @@ class Corpus:
         return np.array([len(spelling) for spelling in self.vocabulary])
 
     def n_bytes(self, tokens: np.ndarray) -> int:
-        """How many bytes these tokens spell: what `bits_per_byte` divides by."""
+        """How many bytes these tokens spell; −100, a target that is not scored,
+        counts nothing. If the corpus is lossless, `bits_per_byte` divides by this;
+        if not, the text had more: see `text_bytes`."""
         flat, size = np.ravel(tokens), 2**24  # a memory map is not read at once
-        chunks = (flat[i : i + size] for i in range(0, len(flat), size))
-        return sum(int(self.token_bytes[chunk].sum()) for chunk in chunks)
+        total = 0
+        for start in range(0, len(flat), size):
+            chunk = flat[start : start + size]
+            chunk = self._checked(chunk[chunk != -100])
+            total += int(self.token_bytes[chunk].sum())
+        return total
+
+    def _checked(self, tokens: np.ndarray) -> np.ndarray:
+        if not tokens.size:
+            return tokens.astype(np.int64)
+        want = f"0 to {self.vocab_size - 1}"
+        whole = np.issubdtype(tokens.dtype, np.integer)
+        require(whole, "tokens", f"dtype {tokens.dtype}", f"integers, {want}")
+        known = tokens.min() >= 0 and tokens.max() < self.vocab_size
+        require(bool(known), "tokens", "a number outside", want)
+        return tokens
 
     def text_bytes(self, split: str) -> int:
         """How many bytes the text of a split had, those that its tokens do not
-        spell included."""
+        spell included: what `bits_per_byte` divides by where tokens lose some."""
         require(
             split in SPLITS, "split", repr(split), "one of " + ", ".join(SPLITS)
         )
@@ -509,6 +533,11 @@ class Corpus:
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, in the dtype of the corpus; needs ``tokenizers``."""
         require(isinstance(text, str), "text", type(text).__name__, "one string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            got = f"a lone surrogate at {error.start}"
+            require(False, "text", got, "a string that UTF-8 can write")
         return np.array(self._tokenizer.encode(text).ids, dtype=self.train.dtype)
 
     @cached_property
@@ -523,16 +552,19 @@ class Corpus:
         between = (
             b"" if self.manifest["recipe"]["tokenizer"] == "byte-level" else b" "
         )
-        numbers = np.asarray(tokens).ravel().tolist()
-        known = all(0 <= number < self.vocab_size for number in numbers)
-        require(known, "tokens", "a number outside", f"0 to {self.vocab_size - 1}")
+        numbers = self._checked(np.asarray(tokens).ravel()).tolist()
         spelled = between.join(self.vocabulary[number] for number in numbers)
         return spelled.decode("utf-8", errors="replace")
 
-# %% ../nbs/14_corpora.ipynb #15ed2b14
+# %% ../nbs/14_corpora.ipynb #cc8dbc0a
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksum_of_manifest(manifest: dict) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _pieces(rows: Iterable[str], size: int = 2**16) -> Iterator[str]:
@@ -562,6 +594,15 @@ def _tokenizer_text(rows: Iterable[str], recipe: dict) -> Iterator[str]:
             return
 
 
+def _text_up_to(text: str, spelled: str) -> bytes:
+    """The head of a text of which a lossy tokenizer spells these characters; those
+    it drops are never among them, so the first match is the right one."""
+    end = 0
+    for character in spelled:
+        end = text.index(character, end) + 1
+    return text[:end].encode()
+
+
 def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
     """Write the tokens of one split and return what the manifest says of it."""
     digest, n_tokens, n_bytes, lossless = hashlib.sha256(), 0, 0, True
@@ -576,8 +617,7 @@ def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
                     ids = ids[: limit - n_tokens]
                     # A token may end inside a character, but not outside the text.
                     cut = b"".join(spellings[number] for number in ids)
-                    end = coded.offsets[len(ids) - 1][1]
-                    text = cut if lossless else piece[:end].encode()
+                    text = cut if lossless else _text_up_to(piece, cut.decode())
                 array = np.array(ids, dtype=dtype).tobytes()
                 digest.update(array)
                 file.write(array)
@@ -586,7 +626,12 @@ def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
                     break
             if n_tokens == limit:
                 break
-    require(n_tokens > 1, path.stem, f"{n_tokens} tokens", "a split with text")
+    require(
+        n_tokens > 1,
+        path.stem,
+        f"{n_tokens} tokens",
+        "a split with two tokens or more",
+    )
     return {
         "file": path.name,
         "dtype": dtype.name,
@@ -642,6 +687,7 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
             },
             "splits": splits,
         }
+        manifest["sha256"] = _checksum_of_manifest(manifest)
         (draft / MANIFEST).write_text(
             json.dumps(manifest, indent=1) + "\n", encoding="utf-8"
         )
@@ -653,7 +699,7 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
-# %% ../nbs/14_corpora.ipynb #2c94c3bc
+# %% ../nbs/14_corpora.ipynb #d79356cd
 #| code-fold: true
 def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     """Open a finished cache: neither ``datasets`` nor ``tokenizers`` nor a network
@@ -664,8 +710,9 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     folder : str or Path
         A folder that `load_corpus` wrote, here or on another machine.
     verify : bool
-        Whether to read all files and compare their checksums. Without it only their
-        sizes are compared, and nothing is read until it is used.
+        Whether to read all files and compare their checksums. Without it only that
+        of ``corpus.json`` and the sizes of the others are compared, and nothing is
+        read until it is used.
 
     Returns
     -------
@@ -687,15 +734,17 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", cure)
     try:
         manifest = json.loads(path.read_text("utf-8"))
-        parts = {"tokenizer": manifest["tokenizer"], **manifest["splits"]}
-        sizes = {
-            split: parts[split]["tokens"] * np.dtype(parts[split]["dtype"]).itemsize
-            for split in SPLITS
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        manifest = {}
-    found = manifest.get("format")
+        found = manifest.get("format")
+    except (ValueError, AttributeError):
+        found = None
     require(found == FORMAT, str(path), f"format {found!r}", f"{FORMAT!r}: {cure}")
+    same = manifest.get("sha256") == _checksum_of_manifest(manifest)
+    require(same, str(path), "contents that do not match their checksum", cure)
+    parts = {"tokenizer": manifest["tokenizer"], **manifest["splits"]}
+    sizes = {
+        split: parts[split]["tokens"] * np.dtype(parts[split]["dtype"]).itemsize
+        for split in SPLITS
+    }
     for name, part in parts.items():
         path = folder / part["file"]
         require(path.is_file(), "folder", f"{folder} without {path.name}", cure)
@@ -735,7 +784,9 @@ def load_corpus(
         ``"python-docs"``, which needs no download; ``"wikitext-103"``,
         ``"wikitext-2"`` or ``"openwebtext"`` from the Hugging Face Hub; or a folder
         that holds, for each of train, valid and test, a UTF-8 file SPLIT.txt or a
-        folder SPLIT of .txt files. Line ends are read as newlines.
+        folder SPLIT of .txt files, read in the order of their names. Line ends are
+        read as newlines, and a file that lacks its last one gets it when another
+        follows.
     tokenizer : {"byte-level", "published"}
         The recipe of `train_tokenizer`. The tokenizer learns from the first
         100,000,000 characters of train; in the published recipe, from its first
@@ -773,6 +824,13 @@ def load_corpus(
     require(
         good, "max_train_tokens", repr(max_train_tokens), "an integer, 2 or more"
     )
+    kind = type(name_or_folder).__name__
+    right = isinstance(name_or_folder, str | Path)
+    require(right, "name_or_folder", kind, "a name or a folder")
+    root = Path(
+        cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
+    )
+    require(not root.is_file(), "cache", f"{root}, a file", "a folder")
     name, path = str(name_or_folder), Path(name_or_folder)
     if name in HUB:
         rows, source = _from_hub(name)
@@ -801,16 +859,13 @@ def load_corpus(
         "tokenizer_rows": 100_000,
         "tokenizer_characters": 100_000_000,
     }
-    root = Path(
-        cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
-    )
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     folder = root / f"{recipe['corpus']}-{key[:12]}"
     if not folder.is_dir():
         _write_corpus(folder, recipe, rows)
     return open_corpus(folder, verify=verify)
 
-# %% ../nbs/14_corpora.ipynb #d5aa6800
+# %% ../nbs/14_corpora.ipynb #2b7b3ef7
 class Batch(NamedTuple):
     """Token numbers in and out, each int64 of shape (B, T); ``targets`` is the text
     one token on, and −100 where nothing is to be scored."""
@@ -910,6 +965,7 @@ class TokenStream:
         """The batch of a step, 0 or more, whatever was read before."""
         good = isinstance(step, Integral) and step >= 0
         require(good, "step", repr(step), "an integer, 0 or more")
+        step = int(step)
         places = range(step * self.batch_size, (step + 1) * self.batch_size)
         starts = [
             self.length
@@ -926,7 +982,7 @@ class TokenStream:
         self.step += 1
         return batch
 
-# %% ../nbs/14_corpora.ipynb #7b7e3cde
+# %% ../nbs/14_corpora.ipynb #da9c139f
 def sequential_windows(
     tokens: np.ndarray, length: int, *, context: int = 0, batch_size: int = 1
 ) -> Iterator[Batch]:
@@ -940,8 +996,8 @@ def sequential_windows(
         T, tokens that a model reads at once.
     context : int
         How many tokens of a window were read by the one before and are not scored
-        again, 0 ≤ context < T. With 0 the first target of a window is predicted
-        from one token; with more, from at least ``context + 1``.
+        again, 0 ≤ context < T. Outside the first window, each target that is scored
+        is predicted from at least ``context + 1`` tokens.
     batch_size : int
         Windows of full length in a batch.
 

@@ -310,8 +310,28 @@ def test_a_character_cut_in_two_reads_as_a_replacement(corpus):
 
 def test_decode_refuses_numbers_that_are_no_tokens(corpus):
     for number in (-1, 300):
-        with pytest.raises(ValueError, match=re.escape("tokens: got a number outside; want 0 to 299")):
-            corpus.decode([number])
+        for call in (corpus.decode, corpus.n_bytes):
+            with pytest.raises(ValueError, match=re.escape("tokens: got a number outside; want 0 to 299")):
+                call([number])
+    with pytest.raises(ValueError, match="tokens: got dtype float64; want integers, 0 to 299"):
+        corpus.decode([1.5])
+    with pytest.raises(ValueError, match="tokens: got a number outside"):
+        corpus.decode([-100])  # not scored is not a token
+    assert corpus.decode([]) == ""
+
+
+@pytest.mark.parametrize("context", (0, 5))
+def test_windows_give_the_bytes_of_all_tokens_but_the_first(corpus, context):
+    """Targets that are not scored are no bytes."""
+    windows = sequential_windows(corpus.test, 8, context=context, batch_size=2)
+    assert sum(corpus.n_bytes(targets) for _, targets in windows) == corpus.n_bytes(corpus.test[1:])
+    assert corpus.n_bytes(np.array([-100, 65, -100])) == corpus.n_bytes([65])
+    assert corpus.n_bytes([]) == corpus.n_bytes(torch.full((2, 3), -100)) == 0
+
+
+def test_a_text_that_utf_8_cannot_write(corpus):
+    with pytest.raises(ValueError, match="text: got a lone surrogate at 1; want a string that UTF-8 can write"):
+        corpus.encode("a\ud800")
 
 
 def test_the_manifest_says_how_it_was_made(corpus):
@@ -342,6 +362,16 @@ def test_other_text_or_another_recipe_is_another_corpus(corpus, folder, cache, t
     assert load_corpus(changed, vocab_size=300, cache=cache).folder != corpus.folder
 
 
+def test_python_docs_with_another_text_is_another_corpus(tmp_path, monkeypatch):
+    """Two distributions of one version of Python may share a cache."""
+    for test in ("some text\n", "other text\n"):
+        texts = {split: {"a": "some text\n"} for split in SPLITS} | {"test": {"a": test}}
+        monkeypatch.setattr(corpora, "python_docs", lambda texts=texts: texts)
+        corpus = load_corpus(vocab_size=256, cache=tmp_path)
+        assert corpus.decode(corpus.test) == test + "\n\n\n"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_first_tokens_are_those_of_the_whole(corpus, folder, cache):
     for limit in (2, 37, len(corpus.train) - 1, len(corpus.train)):
         head = load_corpus(folder, vocab_size=300, max_train_tokens=limit, cache=cache)
@@ -356,6 +386,17 @@ def test_the_published_recipe_says_that_it_loses(folder, cache):
     assert lossy.n_bytes(lossy.test) < lossy.text_bytes("test") == len(TEXTS["test"].encode())
     assert lossy.text_bytes("train") < len(ENGLISH)
     assert lossy.decode(lossy.valid[:3]) == "the dog sat"
+
+
+@pytest.mark.parametrize("limit, head", [(2, "na"), (3, "naπve"), (4, "naπve aπb"), (5, "naπve aπb  foo")])
+def test_a_limit_counts_the_bytes_of_text_where_characters_are_lost(limit, head, tmp_path):
+    """A character that is lost inside a word shifts the library's offsets."""
+    text = "naπve aπb  foo bar"
+    tokenizer = train_tokenizer(["n a ve ve ab ab foo foo bar bar"] * 9, 40, "published")
+    assert tokenizer.encode(text).tokens == ["n", "a", "ve", "ab", "foo", "bar"]
+    spellings = corpora._spellings(json.loads(tokenizer.to_str()), "published")
+    found = corpora._encode_split(tmp_path / "x.bin", [text], tokenizer, spellings, np.dtype("<u2"), limit)
+    assert found["tokens"] == limit and found["bytes"] == len(head.encode()) and not found["lossless"]
 
 
 def test_32_bits_where_16_do_not_suffice(tmp_path, folder, monkeypatch):
@@ -424,8 +465,9 @@ def test_without_the_reader_of_text(folder, tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"datasets: got a Python that cannot import it; want pip install 'gbattn\[data\]'"
     ):
-        load_corpus(folder, cache=tmp_path)
+        load_corpus("wikitext-2", cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
+    assert load_corpus(folder, vocab_size=300, cache=tmp_path).lossless  # text files need no reader
 
 
 def spoil(folder, name, change):
@@ -444,6 +486,21 @@ SPOILT = {
     "no JSON": ("corpus.json", lambda b: b"{", r"corpus\.json: got format None; want 'gbattn corpus 1': a cache"),
     "a list": ("corpus.json", lambda b: b"[]", r"corpus\.json: got format None"),
     "foreign": ("corpus.json", lambda b: b"{}", r"corpus\.json: got format None"),
+    "other vocabulary": (
+        "corpus.json",
+        lambda b: b.replace(b'"vocab_size": 300,\n "tok', b'"vocab_size": 301,\n "tok'),
+        r"corpus\.json: got contents that do not match their checksum; want a cache",
+    ),
+    "other bytes": (
+        "corpus.json",
+        lambda b: b.replace(b'"bytes": ', b'"bytes": 1'),
+        r"corpus\.json: got contents that do not match",
+    ),
+    "no checksum": (
+        "corpus.json",
+        lambda b: b.replace(b"sha256", b"sha1"),
+        r"corpus\.json: got contents that do not match",
+    ),
     "newer": ("corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"), r"got format 'gbattn corpus 2'"),
 }
 
@@ -452,7 +509,9 @@ SPOILT = {
 def test_a_spoilt_cache_is_refused(corpus, tmp_path, name, change, error):
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
+    before = (copy / name).read_bytes()
     spoil(copy, name, change)
+    assert (copy / name).read_bytes() != before
     with pytest.raises(ValueError, match=error):
         open_corpus(copy)
 
@@ -482,7 +541,9 @@ def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
 
 def local(tmp_path, **texts):
     for split, text in texts.items():
-        (tmp_path / f"{split}.txt").write_bytes(text)
+        path = tmp_path / f"{split}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text)
     return tmp_path
 
 
@@ -497,7 +558,14 @@ FAULTS = {
         dict(train=b"a\ncaf\xe9\n", valid=b"b", test=b"c"),
         "train.txt: got byte 0xe9 in line 2; want UTF-8; iconv",
     ),
-    "one token": (dict(train=b"abc, abd", valid=b"b", test=b"c"), "valid: got 1 tokens; want a split with text"),
+    "one token": (
+        dict(train=b"abc, abd", valid=b"b", test=b"c"),
+        "valid: got 1 tokens; want a split with two tokens or more",
+    ),
+    "two places": (
+        {"train": b"abc", "valid": b"b", "test": b"c", "train/more": b"d"},
+        "name_or_folder: got .*train.txt and .*train; want one of the two",
+    ),
 }
 
 
@@ -509,8 +577,9 @@ def test_faults_of_a_folder(tmp_path, texts, error):
 
 def test_a_folder_of_files(tmp_path, cache):
     for name, text in {
+        "train/c.txt": "last",
         "train/b.txt": "second\n",
-        "train/a.txt": "first\n",
+        "train/a.txt": "first",
         "valid/x.txt": "v v\n",
         "test/x.txt": "t t\n",
     }.items():
@@ -518,7 +587,7 @@ def test_a_folder_of_files(tmp_path, cache):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     corpus = load_corpus(tmp_path / "many", vocab_size=256, cache=cache)
-    assert corpus.decode(corpus.train) == "first\nsecond\n"
+    assert corpus.decode(corpus.train) == "first\nsecond\nlast"
 
 
 def test_unknown_names_and_bad_options(tmp_path, corpus):
@@ -526,6 +595,11 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         ValueError, match="name_or_folder: got 'wikitext'; want one of python-docs, wikitext-103, wikitext-2, openweb"
     ):
         load_corpus("wikitext")
+    with pytest.raises(ValueError, match="name_or_folder: got NoneType; want a name or a folder"):
+        load_corpus(None)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
+        load_corpus(cache=tmp_path / "file")
     with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
         load_corpus(corpus.folder)
     with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):
@@ -670,6 +744,7 @@ def test_the_order_is_the_seed_s_alone_and_resumes_anywhere():
     stream.step = 5
     assert torch.equal(next(stream).inputs, whole[5].inputs)
     assert torch.equal(make().batch(150).inputs, whole[150].inputs)
+    assert torch.equal(make().batch(np.int8(100)).inputs, whole[100].inputs)
     assert not torch.equal(next(make(seed=4)).inputs, whole[0].inputs)
     first, second = (sorted(b.inputs[0, 0].item() for b in whole[a:b]) for a, b in ((0, 78), (78, 156)))
     assert first != second  # passes have orders of their own
