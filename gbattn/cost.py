@@ -265,17 +265,18 @@ def _boosted_parts(p: _Pass) -> dict[str, Cost]:
         "elementwise": more * (residual + update) + p.rest(0, estimates),
     }
 
-# %% ../nbs/10_cost.ipynb #cd5f35d6
+# %% ../nbs/10_cost.ipynb #4846c07a
 #| code-fold: true
 def _linear_parts(p: _Pass, causal: bool, past: int) -> dict[str, Cost]:
     """Linear attention, whose causal form goes by chunks of 64 tokens."""
     H, K, C = p.layer.n_heads, p.layer.head_width, 64
     Kv = K + (p.layer.feature_map == "elu")
-    if causal:
+    if causal and p.T > 1:
         padded = -(-p.T // C) * C
         product = 2 * padded * (C * (K + Kv) + 2 * K * Kv)
-    else:
-        product = 2 * (p.S + p.T) * K * Kv
+    else:  # of a causal form, a lone token: the past is added below
+        keys = p.T if causal else p.S
+        product = 2 * (keys + p.T) * K * Kv
     product *= p.B * H
     if past:  # the past is read by all heads, the new tokens are written for theirs
         product += 2 * p.B * p.T * K * Kv * (H + p.layer.n_kv_heads)
