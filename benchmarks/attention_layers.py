@@ -137,7 +137,6 @@ def demand_the_same(made: dict, x: torch.Tensor) -> None:
 
 def benchmark_layers(shape: tuple[int, int, int, int], options: argparse.Namespace) -> None:
     B, T, D, H = shape
-    runs = options.runs if shape == SHAPES[0] else max(3, options.runs - 2)
     torch.manual_seed(0)
     made = layers(D, H, options.whole or shape == SHAPES[0])
     made = {name: layer.to(options.device, options.dtype) for name, layer in made.items()}
@@ -153,14 +152,14 @@ def benchmark_layers(shape: tuple[int, int, int, int], options: argparse.Namespa
         with context():
             for name, call in calls.items():  # the first call of each, which is not timed
                 measured[name][f"{task}_peak_bytes"] = peak_bytes(call, options.device)
-            timed = interleaved_medians(calls, runs, settle=options.settle, wait=options.wait)
+            timed = interleaved_medians(calls, options.runs, settle=options.settle, wait=options.wait)
         for name, (median, smallest, largest) in timed.items():
             measured[name] |= {
                 f"{task}_median_seconds": median,
                 f"{task}_smallest_seconds": smallest,
                 f"{task}_largest_seconds": largest,
             }
-    settings = {"B": B, "T": T, "D": D, "H": H} | options.machine | {"runs": runs}
+    settings = {"B": B, "T": T, "D": D, "H": H} | options.machine | {"runs": options.runs}
     for name, numbers in measured.items():
         if name in made:
             cost = attention_cost(made[name], T, batch_size=B, causal=True, itemsize=x.element_size())
@@ -228,7 +227,7 @@ def benchmark_decoding(options: argparse.Namespace) -> None:
                 for way, runs in (("cache", 10 * options.runs), ("whole", options.runs)):
                     calls[way]()
                     one = {way: calls[way]}
-                    median, *_ = interleaved_medians(one, runs, settle=0, wait=options.wait)[way]
+                    median, *_ = interleaved_medians(one, runs, settle=options.settle, wait=options.wait)[way]
                     numbers[f"{way}_tokens_per_second"] = B / median
                 itemsize = x.element_size()
                 cost = attention_cost(layer, 1, past=position, batch_size=B, causal=True, itemsize=itemsize)
@@ -251,9 +250,7 @@ def one_step(layer: nn.Module, cache, x: torch.Tensor, position: int) -> torch.T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--runs", type=int, default=5, help="timed runs of each method (default 5; two fewer at long T)"
-    )
+    parser.add_argument("--runs", type=int, default=7, help="timed runs of each method (default 7)")
     parser.add_argument("--whole", action="store_true", help="every pair of kv_from and gate at every shape")
     parser.add_argument("--shapes", type=int, nargs="*", default=[0, 1, 2], help="which of the three shapes")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu (default) or cuda")
@@ -264,7 +261,9 @@ def main() -> None:
     dtype = options.dtype or ("bfloat16" if gpu else "float32")
     options.dtype = getattr(torch, dtype)
     options.wait = torch.cuda.synchronize if gpu else lambda: None
-    options.settle = 0.02 if gpu else 0  # all methods use the same threads of torch: nobody has to wake
+    # All methods use the same threads of torch, so nobody has to wake: one untimed call of a method meets the memory
+    # that the method before it left.
+    options.settle = 0.02 if gpu else 1e-6
     options.machine = {"device": options.device.type, "dtype": dtype, "compiled": options.compile}
     options.prefix = (
         ""
