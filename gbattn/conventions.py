@@ -295,6 +295,8 @@ COLOURS: dict[str, str] = {
     "boosted attention": "#cc79a7",
     "gradient boosting": "#7f4f9e",
     "wider attention": "#a0522d",
+    "Pre-LN": "#006d77",
+    "Post-LN": "#9b5de5",
 }
 
 
