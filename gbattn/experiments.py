@@ -7,7 +7,7 @@ __all__ = ['MEASURES', 'STANDARD', 'TWICING', 'BOOSTED', 'BOOSTED_INPUT', 'WIDER
            'EXPERIMENTS', 'CorpusSpec', 'Arm', 'Run', 'Experiment', 'records_of', 'best_rates', 'matched',
            'equal_time_width', 'run', 'paired_interval', 'Welch', 'welch', 'Row', 'compare']
 
-# %% ../nbs/16_perplexity.ipynb #2d266050
+# %% ../nbs/16_perplexity.ipynb #35111a2d
 import bisect
 import hashlib
 import itertools
@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -745,7 +746,7 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
     model.save_pretrained(work / "model")
     return record()
 
-# %% ../nbs/16_perplexity.ipynb #dca49188
+# %% ../nbs/16_perplexity.ipynb #086bf8bd
 #| code-fold: true
 def _read(path: Path, one: Run) -> Record:
     """The record of a run, if its settings are still those of the run."""
@@ -809,6 +810,7 @@ def _work(
                         provenance = record.provenance | _provenance(one.experiment)
                         record = replace(record, provenance=provenance)
                     record.save(one.name, folder)
+                    shutil.rmtree(place / "checkpoints", ignore_errors=True)
             except Timeout:
                 continue
             m = record.measured
