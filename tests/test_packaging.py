@@ -61,12 +61,13 @@ def test_the_wheel_says_what_it_is(wheel):
     assert about["Version"] == SETTINGS["DEFAULT"]["version"]
     assert about["Requires-Python"] == ">=3.11"
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra")) == {"data", "train", "book", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"data", "train", "cli", "book", "dev"}
     always = {Requirement(r).name for r in about.get_all("Requires-Dist") if "extra ==" not in r}
     assert always == {"torch", "numpy", "scikit-learn"}
     entry_points = configparser.ConfigParser(delimiters="=")
     entry_points.read_string(metadata(wheel, "entry_points.txt"))
     assert entry_points["nbdev"]["gbattn"] == "gbattn._modidx:d"
+    assert entry_points["console_scripts"]["gbattn"] == "gbattn.command_line:main"
 
 
 def test_modules_load_torch_and_numpy_only():
