@@ -821,6 +821,7 @@ def _work(
             )
             print(
                 f"{one.experiment} {number}/{len(runs)} {one.name}: {end}",
+                file=sys.stderr,
                 flush=True,
             )
             return True
@@ -835,7 +836,10 @@ def _worker() -> None:
     import torch
 
     torch.set_num_threads(1)
-    _work(*pickle.load(sys.stdin.buffer))
+    try:
+        _work(*pickle.load(sys.stdin.buffer))
+    except KeyboardInterrupt:  # Ctrl-C reaches all; the process that waits says so
+        sys.exit(130)
 
 
 def run(
