@@ -1295,7 +1295,7 @@ _WIKIPEDIA = CorpusSpec(
 _GUTENBERG = replace(_WIKIPEDIA, name="gutenberg-en", fingerprint="0a677038b194")
 _SMALL = dict(max_length=128, d_model=64, n_layers=4, n_heads=4, dropout=0.1)
 _PUBLISHED = dict(batch_size=32, weight_decay=0.01, clip=1.0, decay="everything")
-_EPOCHS = _PUBLISHED | dict(epochs=15, log_every=20, compile=True)
+_EPOCHS = _PUBLISHED | dict(epochs=15, log_every=20)
 _MINI = dict(
     corpus=_WIKIPEDIA, model=_SMALL, train=_EPOCHS | dict(warmup_steps=135)
 )
@@ -1307,7 +1307,7 @@ _ONE_PASS = dict(
     model=_SMALL | dict(d_model=96),
     train=_PUBLISHED
     | dict(
-        epochs=1, warmup_steps=100, evaluate_every=122, log_every=20, compile=True
+        epochs=1, warmup_steps=100, evaluate_every=122, log_every=20
     ),
     arms=(STANDARD, TWICING, WIDER, BOOSTED, WIDER_FLOPS),
 )
@@ -1458,7 +1458,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             ),
             model=_SMALL,
             train=_PUBLISHED
-            | dict(steps=480, evaluate_every=120, log_every=10, compile=True),
+            | dict(steps=480, evaluate_every=120, log_every=10),
             arms=(STANDARD, WIDER, replace(BOOSTED, name="boosted")),
             seeds=(0, 1, 2),
             grid={
