@@ -247,25 +247,30 @@ def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
     _tell(f"reading {corpus}")
     return load_corpus(corpus, cache=cache, **recipe)
 
-# %% ../nbs/Z_command_line.ipynb #c8682d3b
+# %% ../nbs/Z_command_line.ipynb #11ef775e
 _RUN = "run.json"
+_LOCK = ".lock"
 _FORMAT = "gbattn run 1"
 
 
-@contextmanager
-def _own(folder: Path):
-    """Hold a folder that this program made, or make it; no other process writes to
-    it meanwhile."""
-    from filelock import FileLock, Timeout
-
+def _demand_ours(folder: Path) -> None:
+    """Stop at a folder that holds anything which this program did not make."""
     _require(not folder.is_file(), "folder", f"the file {folder}", "a folder")
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = there - {".lock"} if _RUN not in there else set()
+    foreign = set() if _RUN in there else there - {_LOCK}
     got = f"{folder}, which holds {', '.join(sorted(foreign)[:3])} and no {_RUN}"
     want = "a new or empty folder, or one that gbattn train made"
     _require(not foreign, "folder", got, want)
+
+
+@contextmanager
+def _locked(folder: Path):
+    """Hold a folder, so that no other process writes to it; the system frees it
+    when this one dies."""
+    from filelock import FileLock, Timeout
+
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
+    lock = FileLock(folder / _LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -337,7 +342,7 @@ def _open_tokenizer(folder: Path) -> "Corpus":
     _require(known, "folder", f"{path} missing or damaged", want)
     return Corpus(folder, manifest, none, none, none)
 
-# %% ../nbs/Z_command_line.ipynb #fb759a31
+# %% ../nbs/Z_command_line.ipynb #6808eceb
 def _bytes_of(corpus: "Corpus", split: str) -> int:
     """Bytes of what is scored in a split: all but its first token."""
     if corpus.lossless:
@@ -345,12 +350,16 @@ def _bytes_of(corpus: "Corpus", split: str) -> int:
     return corpus.text_bytes(split)
 
 
-def _price(model: "LanguageModel", tokens, n_bytes: int, **settings) -> dict:
-    """What a model pays for a text."""
-    from gbattn.training import evaluate
+def _price(corpus: "Corpus", split: str, loss: float) -> dict:
+    """A mean loss on a split, as `evaluate` gives it."""
+    from gbattn.corpora import bits_per_byte
 
-    found = evaluate(model, tokens, n_bytes=n_bytes, **settings)
-    return found._asdict()
+    n_tokens = len(getattr(corpus, split)) - 1
+    bits = bits_per_byte(loss * n_tokens, _bytes_of(corpus, split))
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return dict(
+        loss=loss, perplexity=perplexity, bits_per_byte=bits, n_tokens=n_tokens
+    )
 
 
 def _continued(
@@ -421,33 +430,32 @@ def train_model(
     from gbattn.language_model import LanguageModel, parameter_count
     from gbattn.training import checkpoints, train
 
+    started = time.perf_counter()
+    _demand_ours(folder)
     recipe = dict(tokenizer=tokenizer, max_train_tokens=max_train_tokens)
     recipe |= dict(vocab_size=model.vocab_size)
-    started = time.perf_counter()
-    with _own(folder):
-        text = _load_text(corpus, recipe, cache)
-        model = replace(model, vocab_size=text.vocab_size)
-        place = str(Path(corpus).resolve()) if Path(corpus).is_dir() else corpus
-        source = {
-            "corpus": place,
-            "recipe": recipe,
-            "fingerprint": text.fingerprint,
-        }
-        configs = {"model": model.to_dict(), "training": training.to_dict()}
+    text = _load_text(corpus, recipe, cache)
+    place = str(Path(corpus).resolve()) if Path(corpus).is_dir() else corpus
+    model = replace(model, vocab_size=text.vocab_size)
+    learner = LanguageModel(model, seed=training.seed)
+    how = dict(max_new_tokens=sample_tokens, temperature=temperature)
+    _continued(learner, text, prompt, 1, **how)  # complains before the work
+    count = parameter_count(model).total
+    _tell(
+        f"{text.name}: {len(text.train):,} tokens to learn from, "
+        f"{len(text.valid):,} to validate\n{model.attention} attention, "
+        f"{model.n_layers} layers, width {model.d_model}: {count:,} parameters"
+    )
+    source = {"corpus": place, "recipe": recipe, "fingerprint": text.fingerprint}
+    configs = {"model": model.to_dict(), "training": training.to_dict()}
+    with _locked(folder):
         _claim(folder, source | configs)
         _save_tokenizer(text, folder)
-        learner = LanguageModel(model, seed=training.seed)
-        how = dict(max_new_tokens=sample_tokens, temperature=temperature)
-        _continued(learner, text, prompt, 1, **how)  # complains before the work
-        count = parameter_count(model).total
-        _tell(
-            f"{text.name}: {len(text.train):,} tokens to learn from, "
-            f"{len(text.valid):,} to validate\n{model.attention} attention, "
-            f"{model.n_layers} layers, width {model.d_model}: {count:,} parameters"
-        )
         kept = folder / "checkpoints"
         if found := checkpoints(kept):
-            _tell(f"going on from step {max(found)}, which {folder} holds")
+            _tell(
+                f"{folder} holds the run up to step {max(found)}: going on from there"
+            )
         try:
             options = dict(folder=kept, tensorboard=tensorboard)
             history = train(learner, text, training, **options)
@@ -458,8 +466,8 @@ def train_model(
             ) from None
         learner.save_pretrained(folder)
         _write(folder / "history.json", history.to_dict())
-        validation = _price(learner, text.valid, _bytes_of(text, "valid"))
-        (sample,) = _continued(learner, text, prompt, 1, **how)
+    best = training.keep == "best"
+    loss = history.best_loss if best else history.validation_loss[-1]
     return {
         "folder": str(folder),
         "corpus": text.name,
@@ -467,8 +475,8 @@ def train_model(
         "parameters": count,
         "steps": history.step[-1],
         "best_step": history.best_step,
-        "validation": validation,
-        "sample": sample,
+        "validation": _price(text, "valid", loss),
+        "sample": _continued(learner, text, prompt, 1, **how)[0],
         "seconds": round(time.perf_counter() - started, 1),
     }
 
@@ -494,7 +502,7 @@ def _say_trained(result: dict) -> str:
         f"{_shown(result['sample'])}"
     )
 
-# %% ../nbs/Z_command_line.ipynb #579295dc
+# %% ../nbs/Z_command_line.ipynb #10683036
 def _open_model(folder: Path, device: str | None):
     import torch
 
@@ -546,6 +554,7 @@ def evaluate_model(
         cpu or cuda; by default a GPU if there is one.
     """
     from gbattn.corpora import SPLITS
+    from gbattn.training import evaluate
 
     _require(split in SPLITS, "split", repr(split), "one of " + ", ".join(SPLITS))
     model, reader = _open_model(folder, device)
@@ -559,15 +568,16 @@ def evaluate_model(
         n_bytes = reader.n_bytes(tokens[1:]) if reader.lossless else n_bytes
     else:
         run = _read_run(folder)
-        found = _load_text(corpus or run["corpus"], run["recipe"], cache)
-        same = found.fingerprint == run["fingerprint"]
-        got = f"a text with fingerprint {found.fingerprint}"
+        source = _load_text(corpus or run["corpus"], run["recipe"], cache)
+        same = source.fingerprint == run["fingerprint"]
+        got = f"a text with fingerprint {source.fingerprint}"
         want = f"{run['fingerprint']}, as in training; --text scores any other text"
         _require(same, "corpus", got, want)
-        tokens, n_bytes = getattr(found, split), _bytes_of(found, split)
-        about = f"{found.name} {split}"
-    price = _price(model, tokens, n_bytes, context=context, batch_size=batch_size)
-    return {"folder": str(folder), "text": about} | price
+        tokens, n_bytes = getattr(source, split), _bytes_of(source, split)
+        about = f"{source.name} {split}"
+    options = dict(context=context, batch_size=batch_size, n_bytes=n_bytes)
+    found = evaluate(model, tokens, **options)
+    return {"folder": str(folder), "text": about} | found._asdict()
 
 
 def _say_evaluated(result: dict) -> str:
@@ -679,7 +689,7 @@ def _say_tokenized(result: dict) -> str:
     last = f"{result['vocab_size']:,} token types, {loss}, in {result['folder']}"
     return "\n".join([*lines, last])
 
-# %% ../nbs/Z_command_line.ipynb #61a1403c
+# %% ../nbs/Z_command_line.ipynb #48fb38d5
 def _folder_of_records(results: Path | None) -> Path:
     """Where records are: as asked, else where the book has them, else here."""
     from gbattn.conventions import results_folder
@@ -716,7 +726,7 @@ def _standing(experiment: "Experiment", records: list, rate: float) -> dict:
         "runs": planned,
         "done": len(records),
         "hours_left": round(left * seconds / 3600, 3),
-        "by": "the runs that are in" if known else "FLOPs, at the least",
+        "left": "about" if known else "at least",
     }
 
 
@@ -781,7 +791,9 @@ def run_experiment(
 def _say_standing(one: dict) -> str:
     line = f"{one['name']:18}{one['done']:4} of {one['runs']:3} runs"
     if one["done"] < one["runs"]:
-        line += f", {one['hours_left']:7.2f} hours left by {one['by']}"
+        hours = one["hours_left"]
+        time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+        line += f", {one['left']} {time} to go"
     return f"{line}\n{'':18}{one['question']}"
 
 
@@ -1001,7 +1013,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(measure_arms, _say_measured, without=("attention",)),
 }
 
-# %% ../nbs/Z_command_line.ipynb #803b2a0c
+# %% ../nbs/Z_command_line.ipynb #428a09ab
 def _overview() -> str:
     lines = [
         "usage: gbattn COMMAND [words and options]",
@@ -1027,7 +1039,7 @@ def _overview() -> str:
 def _act(words: list[str]) -> int:
     command, *rest = words or ["--help"]
     if command in ("-h", "--help", "help"):
-        print(_overview())
+        _print(_overview())
         return 0
     if command == "--version":
         from gbattn import __version__
@@ -1041,9 +1053,14 @@ def _act(words: list[str]) -> int:
     chosen = _parsed(command, rest)
     as_json = chosen.pop("json")
     result = COMMANDS[command].function(**chosen)
-    written = json.dumps(_plain(result), ensure_ascii=False)
-    print(written if as_json else COMMANDS[command].say(result))
+    _print(json.dumps(_plain(result)) if as_json else COMMANDS[command].say(result))
     return 0
+
+
+def _print(text: str) -> None:
+    """Write to standard output, with ? for what its encoding does not have."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def _plain(value: object) -> object:
@@ -1085,8 +1102,11 @@ def main(words: Sequence[str] | None = None) -> int:
         _tell(f"{about}: {error} (see {about} --help)")
         return 2
     except KeyboardInterrupt as stop:
-        _tell(f"\n{about}: stopped. {stop}".rstrip())
+        _tell(f"\n{about}: stopped; {stop}".rstrip("; "))
         return 130
+    except BrokenPipeError:  # whoever read standard output has gone, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ModuleNotFoundError as error:
         _tell(f"{about}: needs {error.name}: pip install 'gbattn[cli]'")
         return 1

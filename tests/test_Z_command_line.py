@@ -1,0 +1,584 @@
+"""The command line: every command from end to end on a small text, its words, its exit codes, Ctrl-C, faults."""
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gbattn import command_line
+from gbattn.blocks import NORMALIZERS, PLACEMENTS
+from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
+from gbattn.corpora import load_corpus
+from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
+from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
+from gbattn.training import TrainConfig, evaluate
+
+PROGRAM = [sys.executable, "-c", "import sys; from gbattn.command_line import main; sys.exit(main())"]
+WORDS = "the a cat dog sees likes big small red house and runs to with under tree".split()
+SMALL = "--vocab-size 300 --d-model 16 --n-layers 1 --n-heads 2 --max-length 16 --batch-size 4".split()
+SHORT = [*SMALL, *"--steps 20 --prompt cat --sample-tokens 5".split()]
+
+
+def sentences(n, seed):
+    draw = random.Random(seed)
+    return "\n".join(" ".join(draw.choice(WORDS) for _ in range(8)) + "." for _ in range(n))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Nothing here reads or writes the caches of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GBATTN_CACHE", "GBATTN_RUNS"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("GBATTN_RESULTS", raising=False)
+        patch.delenv("GBATTN_CORPORA", raising=False)
+        patch.setenv("COLUMNS", "100")
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts") / "tiny"
+    folder.mkdir()
+    for split, n, seed in (("train", 1500, 1), ("valid", 150, 2), ("test", 150, 3)):
+        (folder / f"{split}.txt").write_text(sentences(n, seed))
+    return str(folder)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command in this process: its exit code, what it wrote, what it told."""
+
+    def run(*words):
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def result(call):
+    """Run a command that succeeds; its JSON, which is all that it may write."""
+
+    def run(*words):
+        code, out, err = call(*words, "--json")
+        assert code == 0, err
+        (line,) = out.splitlines()
+        return json.loads(line, parse_constant=pytest.fail)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "trained"
+    assert main(["train", text, "--folder", str(folder), *SHORT]) == 0
+    return folder
+
+
+def refused(outcome, code, *parts):
+    """The exit code, nothing on standard output, and one line that says why."""
+    got, out, err = outcome
+    assert (got, out) == (code, ""), (got, out, err)
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("gbattn") and "Traceback" not in err, err
+    assert all(part in last for part in parts), last
+
+
+# ---- The words ----
+
+
+def test_the_list_of_commands_loads_nothing_heavy():
+    program = (
+        "import sys; from gbattn.command_line import main; main(); print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    assert "gbattn.command_line" in loaded
+    assert not loaded & {"torch", "numpy", "tyro", "accelerate", "tokenizers"}
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_the_list_of_commands(call, words):
+    code, out, err = call(*words)
+    assert (code, err) == (0, "")
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.function.__doc__.splitlines()[0])}$", out, re.M)
+    assert max(map(len, out.splitlines())) < 80
+
+
+def test_the_version(call):
+    import gbattn
+
+    assert call("--version") == (0, f"gbattn {gbattn.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_mentions_every_option(call, command):
+    code, out, err = call(command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: gbattn {command} ")
+    assert "--json" in out and "``" not in out
+    plain = " ".join(re.sub(r"[│╭╰─╮╯]", " ", out).split())
+    for option in options(command):
+        name = option.name.upper() if option.word else "--" + option.name.replace("_", "-")
+        assert re.search(rf"(?<![\w-]){name}\b", out), name
+        assert option.help.endswith(".") and option.help in plain, option
+
+
+def test_the_options_of_train_are_the_fields_of_its_dataclasses():
+    found = [(option.owner, option.name) for option in options("train") if option.owner]
+    wanted = [(kind.__name__, entry.name) for kind in (ModelConfig, TrainConfig) for entry in fields(kind)]
+    assert found == wanted
+    names = [option.name for option in options("train")]
+    assert len(set(names)) == len(names)
+
+
+def test_the_plainer_words_name_every_choice():
+    help_of = {option.name: option.help for option in options("train")}
+    for name, choices in (("norm", PLACEMENTS), ("normalizer", NORMALIZERS)):
+        assert all(re.search(rf"\b{choice}\b", help_of[name]) for choice in choices)
+    assert set(command_line._PLAINER) <= set(help_of)
+
+
+def test_the_defaults_of_train():
+    chosen = command_line._parsed("train", [])
+    assert chosen["model"] == ModelConfig(**MODEL)
+    assert chosen["training"] == TrainConfig(**TRAINING)
+    assert chosen["model"].attention == "boosted"
+    assert (chosen["corpus"], chosen["folder"], chosen["json"]) == ("python-docs", Path("gbattn-model"), False)
+    assert parameter_count(chosen["model"]).total < 2_000_000
+
+
+maybe = lambda values: st.none() | values
+CONFIGS = st.fixed_dictionaries(
+    {
+        "learning_rate": st.floats(1e-6, 1),
+        "betas": st.tuples(st.floats(0, 0.9), st.floats(0, 0.999)),
+        "clip": maybe(st.floats(0.1, 9)),
+        "warmup_steps": maybe(st.integers(0, 99)),
+        "compile": st.booleans(),
+        "precision": st.sampled_from(["no", "bf16"]),
+        "seed": st.integers(0, 2**32 - 1),
+        "evaluate_every": maybe(st.integers(1, 99)),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CONFIGS, st.booleans(), st.dictionaries(st.sampled_from(["0", "3"]), st.just({"attention": "twicing"})))
+def test_what_is_said_is_what_is_meant(training, visits, overrides):
+    """Any config can be spelled, and is read as it was meant."""
+    length = {"epochs": 1.5} if visits else {"steps": 7}
+    words = ["--overrides", json.dumps(overrides), "--attention-options", '{"rounds": 3}']
+    for name, value in (training | length).items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{dashed}" if value else f"--no-{dashed}")
+        else:
+            words += [f"--{dashed}", *map(str, value if isinstance(value, tuple) else [value])]
+    chosen = command_line._parsed("train", words)
+    assert chosen["training"] == TrainConfig(**TRAINING | {"steps": None} | training | length)
+    assert chosen["model"] == ModelConfig(**MODEL | {"overrides": overrides, "attention_options": {"rounds": 3}})
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["train", "--d-model", "0"], ["d_model: got 0; want a positive integer", "gbattn train --help"]),
+        (["train", "--steps", "3", "--epochs", "1"], ["steps, epochs: got 3 and 1.0; want exactly one of the two"]),
+        (["train", "--attention", "magic"], ["attention: got 'magic'; want one of"]),
+        (["train", "--attention-options", '{"rounds": 0}'], ["rounds: got 0"]),
+        (["learn"], ["no command 'learn'; there are train, evaluate"]),
+    ],
+)
+def test_words_that_are_not_understood(call, words, parts):
+    refused(call(*words), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["train", "--nonsense", "3"], "--nonsense"),
+        (["train", "--d-model", "wide"], "--d-model"),
+        (["train", "--overrides", "{a"], "--overrides"),
+        (["run", "quick", "--shard", "2"], "K/N, such as 2/8"),
+        (["run", "quick", "--shard", "a/b"], "K/N, such as 2/8"),
+        (["compare"], "NAME"),
+        (["bench", "--attention", "boosted"], "--attention"),
+    ],
+)
+def test_words_that_the_parser_refuses(call, words, part):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert part in err and f"gbattn {words[0]} --help" in err
+
+
+# ---- Train, evaluate, generate ----
+
+
+def test_a_session(text, tmp_path, call, result):
+    folder = tmp_path / "model"
+    found = result("train", text, "--folder", folder, *SHORT)
+    assert (found["steps"], found["corpus"], found["folder"]) == (20, "tiny", str(folder))
+    price = found["validation"]
+    assert price["perplexity"] == pytest.approx(math.exp(price["loss"]))
+    assert 0 < price["loss"] < math.log(300)
+    assert found["sample"].startswith("cat")
+    assert found["parameters"] == sum(p.numel() for p in LanguageModel.from_pretrained(folder).parameters())
+
+    # The same numbers, from the files alone, by another way.
+    corpus = load_corpus(text, vocab_size=300)
+    model = LanguageModel.from_pretrained(folder)
+    for split in ("valid", "test"):
+        tokens = getattr(corpus, split)
+        wanted = evaluate(model, tokens, n_bytes=corpus.n_bytes(tokens[1:]))
+        got = result("evaluate", folder, "--split", split, "--device", "cpu")
+        assert {name: got[name] for name in wanted._asdict()} == pytest.approx(wanted._asdict(), rel=1e-6)
+        if split == "valid":
+            assert price == pytest.approx(wanted._asdict(), rel=1e-6)
+        own = result("evaluate", folder, "--text", Path(text) / f"{split}.txt", "--device", "cpu")
+        assert own["loss"] == pytest.approx(wanted.loss, rel=1e-6)
+    nearer = result("evaluate", folder, "--context", 8, "--device", "cpu")
+    assert nearer["n_tokens"] == wanted.n_tokens and nearer["loss"] != wanted.loss
+
+    words = ["the dog", "--folder", folder, "--max-new-tokens", 6, "--device", "cpu"]
+    two = result("generate", *words, "--samples", 2, "--seed", 4)["texts"]
+    assert two == [result("generate", *words, "--seed", seed)["texts"][0] for seed in (4, 5)]
+    assert all(one.startswith("the dog") and len(one) > 7 for one in two)
+    greedy = [result("generate", *words, *how)["texts"] for how in (["--temperature", 0], ["--top-k", 1, "--seed", 9])]
+    assert greedy[0] == greedy[1]
+    code, out, err = call("generate", *words)
+    assert code == 0 and out.startswith("the dog") and err == ""
+
+
+def test_the_words_of_train_and_evaluate(text, trained, call):
+    code, out, err = call("train", text, "--folder", trained, *SHORT)
+    assert code == 0
+    assert "holds the run up to step 20: going on from there" in err
+    number = (
+        r"validation: loss \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte, over [\d,]+ tokens"
+    )
+    assert re.match(number, out)
+    assert "\ncat" in out
+    code, out, err = call("evaluate", trained)
+    assert code == 0 and re.match(r"tiny test: loss", out) and "bits per byte" in out
+
+
+def test_a_trained_folder_stands_alone(trained, tmp_path, result):
+    """It can be moved: model, tokenizer and all."""
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("run.json", "config.json", "model.safetensors", "corpus.json", "tokenizer.json"):
+        (moved / name).write_bytes((trained / name).read_bytes())
+    words = ["generate", "a cat", "--max-new-tokens", "4", "--folder"]
+    assert result(*words, moved)["texts"] == result(*words, trained)["texts"]
+
+
+def test_the_prompt_from_standard_input(trained, result, monkeypatch):
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("a red tree"))
+    found = result("generate", "-", "--folder", trained, "--max-new-tokens", "3")
+    assert found["prompt"] == "a red tree" and found["texts"][0].startswith("a red tree")
+
+
+def test_what_would_command_a_terminal_is_not_shown(call, trained, monkeypatch):
+    monkeypatch.setattr(command_line, "_continued", lambda *words, **how: ["a\x1b[31mb\x9b\r\n\tc é 😀"])
+    _, out, _ = call("generate", "--folder", trained)
+    assert out == "a�[31mb��\n\tc é 😀\n"
+
+
+def test_a_finished_run_is_not_done_again(text, trained, result):
+    before = (trained / "history.json").read_bytes()
+    found = result("train", text, "--folder", trained, *SHORT, "--checkpoint-every", "3")
+    assert found["steps"] == 20
+    assert (trained / "history.json").read_bytes() == before
+
+
+def test_another_run_in_the_folder(text, trained, call):
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    outcome = call("train", text, "--folder", trained, *SHORT, "--learning-rate", "0.5", "--norm", "post")
+    refused(outcome, 1, "training.learning_rate = 0.5", "training.learning_rate = 0.003", 'model.norm = "pre"')
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_foreign_folder_is_left_alone(text, tmp_path, call):
+    (tmp_path / "thesis.tex").write_text("do not lose me")
+    refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "thesis.tex", "new or empty folder")
+    refused(call("train", text, "--folder", tmp_path / "thesis.tex", *SHORT), 1, "the file")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_two_at_once(text, tmp_path, call):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".lock"):
+        refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "another gbattn train is at work")
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["train", "nowhere"], ["name_or_folder: got 'nowhere'", "python-docs"]),
+        (["train", "TEXT", "--prompt", "", *SHORT[:-4]], ["prompt: got ''"]),
+        (["train", "TEXT", *SHORT, "--temperature", "-1"], ["temperature: got -1.0"]),
+        (["evaluate", "nowhere"], ["folder: got nowhere without run.json; want a folder that gbattn train made"]),
+        (["evaluate", "TRAINED", "--split", "dev"], ["split: got 'dev'; want one of train, valid, test"]),
+        (["evaluate", "TRAINED", "--corpus", "OTHER"], ["corpus: got a text with fingerprint", "--text scores"]),
+        (["evaluate", "TRAINED", "--text", "BINARY"], ["want UTF-8 text"]),
+        (["evaluate", "TRAINED", "--text", "nowhere"], ["No such file"]),
+        (["evaluate", "TRAINED", "--context", "16"], ["context: got 16"]),
+        (["evaluate", "TRAINED", "--device", "abacus"], ["abacus"]),
+        (["generate", "--folder", "nowhere"], ["folder: got nowhere without run.json"]),
+        (["generate", "", "--folder", "TRAINED"], ["prompt: got ''"]),
+        (["generate", "--folder", "TRAINED", "--samples", "0"], ["samples: got 0; want a positive integer"]),
+        (["generate", "--folder", "TRAINED", "--top-p", "2"], ["top_p: got 2.0"]),
+        (["tokenize", "nowhere"], ["name_or_folder: got 'nowhere'"]),
+        (["tokenize", "TEXT", "--vocab-size", "3"], ["vocab_size: got 3"]),
+        (["run", "nothing"], ["name: got 'nothing'; want one of quick"]),
+        (["compare", "quick", "--results", "nowhere"], ["gbattn run quick runs it"]),
+        (["bench", "magic"], ["attention: got 'magic'"]),
+        (["bench", "--rounds", "0"], ["rounds: got 0"]),
+        (["bench", "--dtype", "int8"], ["dtype: got 'int8'; want float32 or bfloat16"]),
+    ],
+)
+def test_a_failure_is_one_line(call, text, trained, tmp_path, monkeypatch, words, parts):
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    for split in ("train", "valid", "test"):
+        (other / f"{split}.txt").write_text(sentences(30, 9))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    places = {"TEXT": text, "TRAINED": trained, "OTHER": other, "BINARY": tmp_path / "binary"}
+    refused(call(*(places.get(word, word) for word in words)), 1, *parts)
+    assert not (tmp_path / "gbattn-model").exists()
+
+
+@pytest.mark.parametrize("name, content", [("corpus.json", None), ("corpus.json", "{}"), ("run.json", "[1]"),
+                                           ("run.json", '{"format": 2}'), ("config.json", "{"),
+                                           ("model.safetensors", None), ("model.safetensors", "no")])  # fmt: skip
+def test_a_damaged_folder(trained, tmp_path, call, name, content):
+    for path in trained.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    refused(call("generate", "--folder", tmp_path), 1, str(tmp_path))
+
+
+@pytest.mark.parametrize("package", ["tyro", "tokenizers", "accelerate", "safetensors.torch"])
+def test_without_an_extra(text, tmp_path, call, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    corpus = tmp_path / "text"  # not in the cache
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text(sentences(40, 5))
+    outcome = call("train", corpus, "--folder", tmp_path / "model", *SHORT)
+    refused(outcome, 1, package.split(".")[0], "pip install 'gbattn[")
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch, trained):
+    def broken(*words, **how):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(command_line, "_continued", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        main(["generate", "--folder", str(trained)])
+
+
+def test_a_loss_that_is_not_finite(text, tmp_path, call):
+    words = [*SHORT, "--learning-rate", "1e30", "--clip", "None", "--log-every", "1"]
+    refused(call("train", text, "--folder", tmp_path / "m", *words), 1, "is nan in step")
+
+
+# ---- Ctrl-C ----
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal here.")
+def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
+    """Stopped and started again, a run ends as one that was never stopped, bit for bit."""
+    length = [*SMALL, *"--prompt cat --sample-tokens 5 --steps 150 --checkpoint-every 15 --log-every 5".split()]
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    words = ["train", text, "--folder", str(stopped), *length]
+    process = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    limit = time.monotonic() + 60
+    while not list(stopped.glob("checkpoints/step-*/training.json")) and time.monotonic() < limit:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, ""), err
+    last = err.strip().splitlines()[-1]
+    step = int(re.search(r"stopped; step (\d+) is kept in", last)[1])
+    assert 15 <= step < 150 and last.endswith("the same command goes on from there") and "Traceback" not in err
+
+    refused(call("generate", "--folder", stopped), 1, "a run that was stopped", "gbattn train")
+    code, out, err = call(*words, "--json")
+    assert code == 0 and f"up to step {step}: going on" in err
+    again, once = json.loads(out), result("train", text, "--folder", whole, *length)
+    assert again["validation"] == once["validation"] and again["sample"] == once["sample"]
+    curves = [json.loads((folder / "history.json").read_text())["loss"] for folder in (stopped, whole)]
+    assert curves[0] == curves[1] and len(curves[0]) == 30
+
+
+def test_ctrl_c_anywhere(call, monkeypatch, text):
+    def press(*words, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gbattn.corpora.load_corpus", press)
+    code, out, err = call("tokenize", text)
+    assert (code, out) == (130, "") and err.strip().endswith("gbattn tokenize: stopped")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="A closed pipe is a signal here.")
+def test_a_reader_who_leaves():
+    process = subprocess.Popen([*PROGRAM, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == ""
+    assert process.wait(60) == 1
+
+
+# ---- Tokenize ----
+
+
+def test_tokenize(text, tmp_path, call, result):
+    found = result("tokenize", text, "--vocab-size", 300, "--cache", tmp_path)
+    corpus = load_corpus(text, vocab_size=300, cache=tmp_path)
+    assert found["folder"] == str(corpus.folder) and found["fingerprint"] == corpus.fingerprint
+    assert found["tokens"] == {split: len(getattr(corpus, split)) for split in ("train", "valid", "test")}
+    assert found["bytes"]["test"] == (Path(text) / "test.txt").stat().st_size
+    code, out, err = call("tokenize", text, "--vocab-size", 300, "--cache", tmp_path)
+    assert code == 0 and "300 token types, every byte kept, in" in out and f"{found['tokens']['train']:,}" in out
+
+
+def test_train_reads_a_cache_that_was_carried(text, tmp_path, result, monkeypatch):
+    carried = tmp_path / "carried"
+    Path(result("tokenize", text, "--vocab-size", 300, "--cache", tmp_path)["folder"]).rename(carried)
+    found = result("train", carried, "--folder", tmp_path / "model", *SHORT)
+    assert found["fingerprint"] == load_corpus(text, vocab_size=300).fingerprint
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert result("evaluate", tmp_path / "model")["text"] == "tiny test"
+
+
+# ---- Run and compare ----
+
+
+@pytest.fixture
+def experiment(monkeypatch, text):
+    made = Experiment(
+        name="tiny",
+        question="does it run?",
+        corpus=CorpusSpec(name="tiny", vocab_size=300),
+        model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2),
+        train=dict(steps=6, batch_size=4),
+        arms=(Arm(name="standard"), Arm(name="twicing", model={"attention": "twicing"})),
+        seeds=(1, 2),
+    )
+    monkeypatch.setitem(EXPERIMENTS, "tiny", made)
+    monkeypatch.setenv("GBATTN_CORPORA", str(Path(text).parent))
+    return made
+
+
+def test_run_and_compare(experiment, tmp_path, call, result):
+    place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}
+    assert set(listed) == set(EXPERIMENTS)
+    assert (listed["tiny"]["done"], listed["tiny"]["runs"]) == (0, 4)
+
+    half = result("run", "tiny", *place, "--shard", "1/2")["experiments"][0]
+    assert (half["done"], half["left"]) == (2, "about") and half["hours_left"] >= 0
+    done = result("run", "tiny", *place)["experiments"][0]
+    assert (done["done"], done["hours_left"]) == (4, 0)
+
+    records = records_of("tiny", tmp_path / "results")
+    rows = result("compare", "tiny", *place[:2])["rows"]
+    assert rows == [row._asdict() for row in compare(records)]
+    code, out, err = call("compare", "tiny", *place[:2], "--metric", "test_perplexity")
+    assert code == 0 and "test_perplexity" in out and "paired by seed" in out
+    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+$", out, re.M)
+    refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 1, "metric: got 'beauty'")
+    code, out, err = call("run", "tiny", *place)
+    assert code == 0 and "4 of   4 runs" in out
+
+
+def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, result, monkeypatch):
+    from dataclasses import replace
+
+    sweep = replace(experiment, name="tiny-sweep", seeds=(1,), grid={"learning_rate": (1e-3, 3e-2)})
+    monkeypatch.setitem(EXPERIMENTS, "tiny-sweep", sweep)
+    result("run", "tiny-sweep", "--results", tmp_path / "results", "--work", tmp_path / "work")
+    rows = result("compare", "tiny-sweep", "--results", tmp_path / "results", "--metric", "valid_loss")["rows"]
+    losses = {}
+    for record in records_of("tiny-sweep", tmp_path / "results"):
+        losses.setdefault(record.settings["arm"], []).append(record.measured["valid_loss"])
+    assert {row["arm"]: row["mean"] for row in rows} == {arm: min(of) for arm, of in losses.items()}
+
+
+def test_the_estimate():
+    """What is left at the speed of what is in; without it, FLOPs at a rate, epochs and steps alike."""
+    from types import SimpleNamespace
+
+    base = dict(question="", model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2), arms=(Arm(name="a"),))
+    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
+    steps = Experiment(name="s", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1, 2, 3), **base)
+    epochs = Experiment(name="e", corpus=spec, train=dict(epochs=3, batch_size=4), seeds=(1, 2, 3), **base)
+    found = [command_line._standing(one, [], 1e6) for one in (steps, epochs)]
+    assert found[0]["hours_left"] == found[1]["hours_left"] > 0  # 3 × 640 tokens are 30 × 4 × 16
+    assert found[0]["left"] == "at least"
+    record = SimpleNamespace(measured={"seconds": 3600.0})
+    found = command_line._standing(steps, [record], 1e6)
+    assert (found["hours_left"], found["left"]) == (2.0, "about")
+
+
+def test_where_records_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command_line._folder_of_records(None) == Path("results")
+    assert command_line._folder_of_records(Path("there")) == Path("there")
+    monkeypatch.setenv("GBATTN_RESULTS", "elsewhere")
+    assert command_line._folder_of_records(None) == Path("elsewhere")
+
+
+def test_ctrl_c_in_a_queue(experiment, tmp_path, call, monkeypatch):
+    def press(*words, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gbattn.experiments.run", press)
+    code, out, err = call("run", "tiny", "--results", tmp_path)
+    assert (code, out) == (130, "") and "what is finished is in" in err and "the same command goes on" in err
+
+
+# ---- Bench ----
+
+
+def test_bench(call, result):
+    words = ["bench", "multi_head", "boosted", *SMALL, "--rounds", 1, "--new-tokens", 3]
+    found = result(*words)
+    assert [row["arm"] for row in found["arms"]] == ["multi_head", "boosted"]
+    sizes = dict(vocab_size=300, d_model=16, n_layers=1, n_heads=2, max_length=16, positions="rotary")
+    for row in found["arms"]:
+        config = ModelConfig(attention=row["arm"], **sizes)
+        assert row["parameters"] == parameter_count(config).total
+        assert row["training_tokens_per_second"] == pytest.approx(4 * 16 / row["step_seconds"])
+        assert row["of_product_rate"] > 0 and row["written_tokens_per_second"] > 0
+    assert found["machine"]["flops"] > 0
+    code, out, err = call(*words)
+    assert code == 0 and "GFLOP/s" in out and re.search(r"^boosted +[\d,]+ ", out, re.M)
+
+
+def test_no_result_has_a_number_that_json_lacks():
+    assert command_line._plain({"a": [math.inf, (math.nan, 1.5)], "b": None}) == {"a": [None, [None, 1.5]], "b": None}
