@@ -1,0 +1,402 @@
+"""Time a training step of each arm against a plain step, and the standard one against a textbook's.
+
+A *plain step* makes the same matrix products on the same weights, written straight: functions of torch in a row, no
+modules, no checks, no accelerate. It gives the same loss and the same gradients, which is demanded before anything is
+timed. *Products* are its matrix products and looks alone, forward and backward: no normalisation, no activation, no
+softmax over the vocabulary, no optimiser. The *textbook* step is the standard model as it is usually written: all
+logits at once, an optimiser that goes through the parameters one by one, a finite loss looked at in every step. Run
+with ``make bench``. All methods of one problem see the same tokens in the same process, take turns, and are compared
+by medians. Records go to ``results/``. On a GPU: ``--device cuda``.
+"""
+
+import argparse
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+from measuring import interleaved_medians, peak_bytes
+from torch import nn
+
+from gbattn.attention import merge_heads, split_heads
+from gbattn.conventions import Record
+from gbattn.cost import count_flops
+from gbattn.language_model import LanguageModel, ModelConfig, model_cost, next_token_loss
+from gbattn.training import TrainConfig, _parts, _read, _Run, _update, decay_groups, step_seed
+
+SHAPES = {  # B, T, D, heads, layers, V
+    "small": (32, 128, 64, 4, 4, 2048),
+    "published": (32, 256, 256, 4, 4, 16384),
+    "quick": (2, 16, 16, 2, 1, 64),
+}
+ARMS = {
+    "standard": ("multi_head", {}),
+    "twicing": ("twicing", {}),
+    "boosted residual": ("boosted", {}),
+    "boosted input": ("boosted", {"kv_from": "input"}),
+    "boosted shared head": ("boosted", {"kv_from": "shared", "gate": "head"}),
+}
+AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
+
+
+# ---- Steps ----
+
+
+def run_of(model: nn.Module, tokens: np.ndarray, shape: tuple, precision: str, compiled: bool) -> _Run:
+    config = TrainConfig(steps=10**6, batch_size=shape[0], precision=precision, compile=compiled)
+    return _Run(model.train(), SimpleNamespace(train=tokens, valid=tokens), config, None)
+
+
+def our_step(run: _Run) -> None:
+    """What `train` does, the look at the losses included, which it takes every tenth time."""
+    _update(run)
+    if run.step % run.config.log_every == 0:
+        _read(run)
+        run.unlogged.clear()
+
+
+def look(q, k, v):
+    return nnf.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def plain_attention(layer: nn.Module, x: torch.Tensor, products_only: bool) -> torch.Tensor:
+    """The layer, written straight. Of `products_only`, no residual, no sum and no gate but its products."""
+    H = layer.n_heads
+    linear = lambda part, z: nnf.linear(z, part.weight, part.bias)
+    heads = lambda part, z: split_heads(linear(part, z), H)
+    q, k, v = (heads(part, x) for part in (layer.query, layer.key, layer.value))
+    F, ends = look(q, k, v), []
+    if type(layer).__name__ == "TwicingAttention":
+        F = look(q, k, F if products_only else 2 * v - F)
+    F = merge_heads(F)
+    for correction in getattr(layer, "corrections", ()):
+        r = F if products_only else x - F
+        q = heads(correction.query, r)
+        if correction.key is not None:
+            read = r if layer.kv_from == "residual" else x
+            k, v = heads(correction.key, read), heads(correction.value, read)
+        c = merge_heads(look(q, k, v))
+        if correction.gate is not None:
+            of_F, of_c = correction.gate.weight.chunk(2, dim=1)
+            g = nnf.linear(F, of_F, correction.gate.bias), nnf.linear(c, of_c)
+        if products_only:
+            ends += [part.sum() * 0 for part in g] if correction.gate is not None else []
+            F = c
+            continue
+        gate = torch.sigmoid(g[0] + g[1]) if correction.gate is not None else 1
+        if correction.gate is not None and gate.shape[-1] not in (1, F.shape[-1]):
+            gate = gate.repeat_interleave(F.shape[-1] // gate.shape[-1], -1)
+        F = F + gate * c
+    return linear(layer.out, F) + sum(ends)
+
+
+def plain_stream(model: nn.Module, tokens: torch.Tensor, products_only: bool) -> torch.Tensor:
+    """The stream before the head."""
+    h = model.token_embedding.weight[tokens] if products_only else nnf.embedding(tokens, model.token_embedding.weight)
+    if not products_only:
+        h = h + model.position_embedding.weight[: tokens.shape[1]]
+    norm = (lambda layer, x: x) if products_only else (
+        lambda layer, x: nnf.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
+    )
+    act = (lambda x: x) if products_only else nnf.gelu
+    for block in model.blocks:
+        a = plain_attention(block.attention, norm(block.attention_norm, h), products_only)
+        h = a if products_only else h + a
+        up = nnf.linear(norm(block.ffn_norm, h), block.ffn.up.weight, block.ffn.up.bias)
+        f = nnf.linear(act(up), block.ffn.down.weight, block.ffn.down.bias)
+        h = f if products_only else h + f
+    return norm(model.final_norm, h).flatten(0, 1)
+
+
+class HeadProducts(torch.autograd.Function):
+    """The three products of the head, by chunks of rows, with nothing between them."""
+
+    @staticmethod
+    def forward(ctx, h, weight):
+        rows = 256 if h.device.type == "cpu" else 2048
+        dh, dw = [], torch.zeros_like(weight)
+        for chunk in h.split(rows):
+            z = chunk @ weight.T
+            dh.append(z @ weight)
+            dw.addmm_(z.T, chunk)
+        ctx.save_for_backward(torch.cat(dh), dw)
+        return h.new_zeros(())
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.saved_tensors
+
+
+def plain_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, products_only=False) -> torch.Tensor:
+    h = plain_stream(model, inputs, products_only)
+    weight = model.token_embedding.weight
+    if products_only:
+        return HeadProducts.apply(h, weight.to(h.dtype))
+    return next_token_loss(h, weight, targets.flatten())
+
+
+def autocast(device: torch.device, precision: str):
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def plain_step(run: _Run, model: nn.Module, optimizer: torch.optim.Optimizer, precision: str) -> Callable:
+    """Batch, forward, backward, clip, fused AdamW."""
+    device = next(model.parameters()).device
+    batch = run.stream.batch(0)
+    parameters = list(model.parameters())
+
+    def step():
+        torch.manual_seed(step_seed(0, 0))
+        inputs, targets = (x.to(device) for x in batch)
+        with autocast(device, precision):
+            loss = plain_loss(model, inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def products(run: _Run, model: nn.Module, precision: str) -> Callable:
+    device = next(model.parameters()).device
+    inputs, targets = (x.to(device) for x in run.stream.batch(0))
+
+    def step():
+        with autocast(device, precision):
+            loss = plain_loss(model, inputs, targets, products_only=True)
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return step
+
+
+# ---- The textbook ----
+
+
+class TextbookBlock(nn.Module):
+    def __init__(self, D: int, H: int):
+        super().__init__()
+        self.n_heads = H
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.ffn = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
+
+    def forward(self, x):
+        q, k, v = (split_heads(part, self.n_heads) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        x = x + self.out(merge_heads(look(q, k, v)))
+        return x + self.ffn(self.norm2(x))
+
+
+class Textbook(nn.Module):
+    """A GPT as it is usually written, with fused attention."""
+
+    def __init__(self, T: int, D: int, H: int, layers: int, V: int):
+        super().__init__()
+        self.token, self.position = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.blocks = nn.Sequential(*(TextbookBlock(D, H) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, V, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens):
+        h = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.head(self.norm(self.blocks(h)))
+
+
+def textbook_step(run: _Run, shape: tuple, device: torch.device, precision: str, compiled: bool) -> Callable:
+    B, T, D, H, layers, V = shape
+    model = Textbook(T, D, H, layers, V).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=False)
+    called, batch = torch.compile(model, dynamic=False) if compiled else model, run.stream.batch(0)
+
+    def step():
+        inputs, targets = (x.to(device) for x in batch)
+        with autocast(device, precision):
+            logits = called(inputs)
+            loss = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+# ---- What is timed ----
+
+
+def demand_the_same(model: nn.Module, run: _Run) -> None:
+    """Stop unless the plain loss has the model's gradients, and the products alone are the model's."""
+    device = next(model.parameters()).device
+    inputs, targets = (x[:2].to(device) for x in run.stream.batch(0))
+    gradients = []
+    for call in (model, functools.partial(plain_loss, model)):
+        model.zero_grad()
+        call(inputs, targets).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    gap = ((gradients[0] - gradients[1]).norm() / gradients[0].norm()).item()
+    if not gap < 1e-4:
+        raise SystemExit(f"the gradients of a plain step are off by a relative {gap:.1e}")
+    model.zero_grad()
+    counts = count_flops(lambda: plain_loss(model, inputs, targets, products_only=True).backward())
+    model.zero_grad()
+    in_place = 2 * inputs.numel() * model.token_embedding.weight.numel()  # torch does not count addmm_
+    expected = model_cost(model.config, inputs.shape[1], 2).training_flops
+    if counts != expected - in_place:
+        raise SystemExit(f"the products alone make {counts + in_place} FLOPs, the model {expected}")
+
+
+def steps_of(arm: str, shape: tuple, tokens: np.ndarray, options, precision: str) -> tuple[dict, ModelConfig]:
+    """The calls of one arm by name, each a training step."""
+    B, T, D, H, layers, V = shape
+    attention, given = ARMS[arm]
+    config = ModelConfig(
+        vocab_size=V, max_length=T, d_model=D, n_heads=H, n_layers=layers, attention=attention, attention_options=given
+    )
+    run = run_of(LanguageModel(config), tokens, shape, precision, False)
+    model = run.model
+    demand_the_same(model, run)
+    optimizer = torch.optim.AdamW(decay_groups(model, 0.01), lr=1e-6, fused=True)
+    calls = {
+        arm: functools.partial(our_step, run),
+        f"{arm} plain": plain_step(run, model, optimizer, precision),
+        f"{arm} products": products(run, model, precision),
+    }
+    if arm == "standard":
+        calls["textbook"] = textbook_step(run, shape, options.device, precision, False)
+    if options.compile:
+        calls[f"{arm} compiled"] = functools.partial(
+            our_step, run_of(LanguageModel(config), tokens, shape, precision, True)
+        )
+        if arm == "standard":
+            calls["textbook compiled"] = textbook_step(run, shape, options.device, precision, True)
+    return calls, config
+
+
+def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
+    """What surrounds forward and backward in a step of the standard model, each alone, and other ways to do it."""
+    B, T, D, H, layers, V = shape
+    model = LanguageModel(ModelConfig(vocab_size=V, max_length=T, d_model=D, n_heads=H, n_layers=layers))
+    run = run_of(model, tokens, shape, "no", False)
+    parameters = run.learning
+    for p in parameters:
+        p.grad = torch.full_like(p, 1e-3)
+    device = parameters[0].device
+    groups = lambda: decay_groups(model, 0.01)
+    kinds = {"fused": {"fused": True}, "one by one": {"foreach": False}, "foreach": {"foreach": True}}
+    adamw = {f"AdamW {name}": torch.optim.AdamW(groups(), lr=1e-9, **kind).step for name, kind in kinds.items()}
+    h = torch.randn(B * T, D, device=device, requires_grad=True)
+    weight, targets = model.token_embedding.weight, torch.randint(V, (B * T,), device=device)
+    return {
+        **adamw,
+        "clip": lambda: run.accelerator.clip_grad_norm_(parameters, 1.0),
+        "batch": lambda: _parts(run, 0),
+        "seed": lambda: torch.manual_seed(step_seed(0, 0)),
+        "loss": lambda: torch.autograd.grad(next_token_loss(h, weight, targets), (h, weight)),
+        "loss, all logits": lambda: torch.autograd.grad(nnf.cross_entropy(h @ weight.T, targets), (h, weight)),
+        "dropout": lambda: torch.autograd.grad(nnf.dropout(h, 0.1).sum(), h),
+    }
+
+
+def measured(calls: dict, options: argparse.Namespace, runs: int) -> dict[str, dict]:
+    found = {}
+    for name, call in calls.items():  # the first call of each, which is not timed
+        call()
+        found[name] = {"peak_bytes": peak_bytes(call, options.device)}
+    timed = interleaved_medians(calls, runs, settle=options.settle, wait=options.wait)
+    for name, times in timed.items():
+        found[name] |= dict(zip(("median_seconds", "smallest_seconds", "largest_seconds"), times))
+    return found
+
+
+def benchmark(name: str, options: argparse.Namespace) -> None:
+    shape = SHAPES[name]
+    B, T, D, H, layers, V = shape
+    tokens = np.random.RandomState(0).randint(0, V, 64 * B * T + 1)
+    sizes = {"shape": name, "B": B, "T": T, "D": D, "H": H, "layers": layers, "V": V, "device": options.device.type}
+    for precision in options.precisions:
+        torch.manual_seed(0)
+        calls, configs = {}, {}
+        for arm in ARMS:
+            made, configs[arm] = steps_of(arm, shape, tokens, options, precision)
+            calls |= made
+        found = measured(calls, options, options.runs)
+        predicted = {arm: model_cost(config, T, B).training_flops for arm, config in configs.items()}
+        for method, numbers in found.items():
+            numbers["tokens_per_second"] = B * T / numbers["median_seconds"]
+            if method in predicted:
+                numbers["training_flops"] = predicted[method]
+                numbers["predicted_ratio"] = predicted[method] / predicted["standard"]
+            settings = sizes | {"precision": precision, "method": method, "runs": options.runs}
+            save("benchmark-training-step", f"{name} {precision} {method}", settings, numbers, options)
+        show(name, precision, found)
+    parts = measured(parts_of_a_step(shape, tokens), options, 3 * options.runs)
+    for part, numbers in parts.items():
+        print(f"{part:30}{1e3 * numbers['median_seconds']:10.2f} ms")
+        settings = sizes | {"method": part, "runs": 3 * options.runs}
+        save("benchmark-training-parts", f"{name} {part}", settings, numbers, options)
+
+
+def save(experiment: str, name: str, settings: dict, numbers: dict, options: argparse.Namespace) -> None:
+    prefix = "" if options.device.type == "cpu" else f"{options.device.type} "
+    name = f"{prefix}{name}".replace(",", "").replace(" ", "-").lower()
+    Record(experiment, settings, numbers).save(name, options.folder)
+
+
+def show(name: str, precision: str, found: dict[str, dict]) -> None:
+    """Print a row for each method, and whether the aims were met."""
+    seconds = {method: numbers["median_seconds"] for method, numbers in found.items()}
+    print(f"\n{name} {SHAPES[name]}, precision {precision}: milliseconds, tokens a second, megabytes at the highest,")
+    print("times the plain step, times the products alone, times the standard step and what its products predict")
+    for method, numbers in found.items():
+        row = f"{method:30}{1e3 * seconds[method]:10.1f}{numbers['tokens_per_second']:12,.0f}"
+        row += f"{numbers['peak_bytes'] / 1e6:9.0f}"
+        if f"{method} plain" in seconds:
+            row += "".join(f"{seconds[method] / seconds[f'{method} {other}']:9.3f}" for other in ("plain", "products"))
+            row += f"{seconds[method] / seconds['standard']:9.3f}{numbers['predicted_ratio']:9.3f}"
+        print(row)
+    for method, numbers in found.items():
+        if "predicted_ratio" in numbers:
+            ratio = seconds[method] / seconds["standard"] / numbers["predicted_ratio"]
+            if ratio > AIMS["predicted"]:
+                print(f"missed: {method} takes {ratio:.3f} times what its products predict; aim {AIMS['predicted']}")
+    ratio = seconds["standard"] / seconds["standard plain"]
+    if ratio > AIMS["plain"]:
+        print(f"missed: standard takes {ratio:.3f} times a plain step; the aim is {AIMS['plain']}")
+    best = {kind: min(s for n, s in seconds.items() if n in (kind, f"{kind} compiled")) for kind in ("standard", "textbook")}
+    gain = best["textbook"] / best["standard"]
+    if gain < AIMS["textbook"]:
+        print(f"missed: standard is {gain:.2f} times as fast as the textbook's; the aim is {AIMS['textbook']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="timed runs of each method (default 5)")
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
+    parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")
+    parser.add_argument("--device", type=torch.device, help="cpu or cuda; by default what accelerate finds")
+    parser.add_argument("--folder", help="where records go; by default results/")
+    parser.add_argument("--quick", action="store_true", help="a tiny shape, once: does everything still run?")
+    options = parser.parse_args()
+    if options.quick:
+        options.runs, options.shapes, options.compile = 1, ["quick"], False
+    from accelerate import Accelerator
+
+    found = Accelerator().device
+    if options.device is not None and options.device.type != found.type:
+        raise SystemExit(f"accelerate finds {found.type}; set ACCELERATE_USE_CPU=true to keep off a GPU")
+    options.device = found
+    gpu = found.type == "cuda"
+    options.wait = torch.cuda.synchronize if gpu else lambda: None
+    options.settle = 0.02 if gpu else 0  # all methods use the same threads of torch: nobody has to wake
+    for name in options.shapes:
+        benchmark(name, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,874 @@
+"""Chapter 15: the claims with their mutants, the loop against one by hand, stopping and going on, faults, errors."""
+
+import inspect
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from claims import claim
+from gbattn import training
+from gbattn.corpora import TokenStream
+from gbattn.training import (
+    Evaluation,
+    History,
+    TrainConfig,
+    checkpoints,
+    decay_groups,
+    evaluate,
+    learning_rate,
+    step_seed,
+    train,
+)
+
+T, V = 8, 20
+RANDOM = np.random.RandomState(0)
+TOKENS = RANDOM.randint(0, V, 1001)
+TOKENS[1::2] = (TOKENS[:-1:2] * 3 + 1) % V  # every other token can be learned
+CORPUS = SimpleNamespace(train=TOKENS[:801], valid=TOKENS[801:])
+HERE = Path(__file__).parent
+
+
+class Toy(nn.Module):
+    """A model of the right shape: an embedding, what came before on average, dropout, a head."""
+
+    def __init__(self, dropout=0.0, seed=0, width=6):
+        super().__init__()
+        self.config = SimpleNamespace(max_length=T, vocab_size=V, to_dict=lambda: {"width": width})
+        self.embedding, self.head = nn.Embedding(V, width), nn.Linear(width, V)
+        self.dropout = nn.Dropout(dropout)
+        generator = torch.Generator().manual_seed(seed)
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.3, generator=generator)
+        self.seen = []
+
+    def forward(self, tokens, targets, *, reduction="mean"):
+        self.seen.append(tokens)
+        x = self.embedding(tokens)
+        past = x.cumsum(1) / torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        logits = self.head(self.dropout(torch.tanh(x + past))).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction=reduction)
+
+
+def config(**options):
+    given = {"steps": 20, "batch_size": 4, "learning_rate": 0.01, "log_every": 1, "evaluate_every": 10}
+    return TrainConfig(**(given | options))
+
+
+def run(model=None, corpus=CORPUS, folder=None, **options):
+    model = Toy(dropout=0.2) if model is None else model
+    return train(model, corpus, config(**options), folder=folder, progress=False)
+
+
+def curve(history):
+    """All of a history but the clock."""
+    return {name: x for name, x in history.to_dict().items() if name != "seconds"}
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# ---- Claims ----
+
+
+def adamw_path(gradients, scale=1.0, epsilon=0.0, rule="adamw"):
+    m, v, path = 0.0, 0.0, []
+    for t, g in enumerate(scale * gradients, 1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        path.append(g if rule == "sgd" else m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + epsilon))
+    return np.array(path)
+
+
+@st.composite
+def gradient_paths(draw):
+    seed = draw(st.integers(0, 2**32 - 1))
+    gradients = np.random.RandomState(seed).standard_normal((draw(st.integers(1, 9)), 3))
+    return gradients, 10 ** draw(st.floats(-6, 6))
+
+
+def scaled_steps(problem, rule):
+    gradients, scale = problem
+    ours = adamw_path(gradients, scale, rule=rule)
+    return np.concatenate([ours, ours[:1]]), np.concatenate([adamw_path(gradients), np.sign(gradients[:1])])
+
+
+@claim(gradient_paths(), tolerance=1e-9, mutant=lambda p: scaled_steps(p, "sgd"))
+def test_prop_adamw_scale(problem):
+    """AdamW's steps do not change when all gradients are scaled alike, and its first step is a sign."""
+    return scaled_steps(problem, "adamw")
+
+
+@st.composite
+def schedules(draw):
+    steps = draw(st.integers(1, 60))
+    warm = draw(st.integers(0, steps - 1))
+    peak, fraction = draw(st.floats(1e-5, 2)), draw(st.floats(0, 1))
+    return TrainConfig(steps=steps, learning_rate=peak, warmup_steps=warm, final_fraction=fraction)
+
+
+def schedule_sum(c, start=1):
+    n = c.steps - c.warmup_steps
+    warm = (c.warmup_steps + start) / 2 if c.warmup_steps else 0
+    closed = warm + c.final_fraction * n + (1 - c.final_fraction) * (n + start) / 2
+    rates = [learning_rate(c, step, c.steps) for step in range(c.steps)]
+    return np.array([sum(rates)]), np.array([c.learning_rate * closed])
+
+
+@claim(schedules(), tolerance=1e-10, mutant=lambda c: schedule_sum(c, start=0))
+def test_prop_schedule_sum(problem):
+    """The sum of a schedule in closed form; a schedule that starts at 0 adds up to another."""
+    return schedule_sum(problem)
+
+
+@st.composite
+def interrupted_runs(draw):
+    steps = draw(st.integers(2, 12))
+    return draw(st.integers(0, 2**32 - 1)), steps, draw(st.integers(1, steps - 1))
+
+
+def with_interruption(problem, seeded_by_step):
+    seed, steps, stop = problem
+
+    def updates(state, first, last, generator):
+        for step in range(first, last):
+            if seeded_by_step:
+                generator.manual_seed(step_seed(seed, step) >> 1)
+            noise = torch.randn(3, generator=generator, dtype=torch.float64)
+            state = torch.cos(state + noise) + 0.1 * step
+        return state
+
+    start = torch.zeros(3, dtype=torch.float64)
+    whole = updates(start, 0, steps, torch.Generator().manual_seed(seed))
+    saved = updates(start, 0, stop, torch.Generator().manual_seed(seed))
+    return updates(saved, stop, steps, torch.Generator().manual_seed(seed)), whole
+
+
+@claim(interrupted_runs(), tolerance=0.0, mutant=lambda p: with_interruption(p, False))
+def test_thm_resume(problem):
+    """A map of state and step goes on from any saved state; one with a stream of its own does not."""
+    return with_interruption(problem, True)
+
+
+@st.composite
+def parted_batches(draw):
+    sizes = draw(st.lists(st.integers(1, 9), min_size=2, max_size=5).filter(lambda s: len(set(s)) > 1))
+    rows = np.random.RandomState(draw(st.integers(0, 2**32 - 1))).standard_normal((sum(sizes), 4))
+    return sizes, torch.from_numpy(rows)
+
+
+def gradient_of_parts(problem, weigh):
+    sizes, rows = problem
+    w = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    loss = lambda part: nn.functional.softplus(part @ w)
+    (whole,) = torch.autograd.grad(loss(rows).mean(), w)
+    sums = [torch.autograd.grad(loss(part).sum(), w)[0] for part in rows.split(sizes)]
+    mine = sum(sums) / len(rows) if weigh else sum(s / n for s, n in zip(sums, sizes)) / len(sizes)
+    return mine, whole
+
+
+@claim(parted_batches(), tolerance=1e-12, mutant=lambda p: gradient_of_parts(p, False))
+def test_prop_parts(problem):
+    """Summed gradients over the number of all tokens are the gradient of the mean; a mean of means is not."""
+    return gradient_of_parts(problem, True)
+
+
+# ---- Config, schedule, groups, seeds ----
+
+WRONG = [
+    ({"steps": 0}, "steps: got 0; want a positive integer, or None"),
+    ({"steps": True}, "steps: got True"),
+    ({"steps": None}, r"steps, epochs: got \(None, None\); want exactly one"),
+    ({"epochs": 2.0}, r"steps, epochs: got \(20, 2.0\); want exactly one"),
+    ({"steps": None, "epochs": 0}, "epochs: got 0; want a positive number, or None"),
+    ({"batch_size": 2.5}, "batch_size: got 2.5; want a positive integer"),
+    ({"length": 0}, "length: got 0"),
+    ({"learning_rate": 0.0}, "learning_rate: got 0.0; want a positive number"),
+    ({"learning_rate": math.inf}, "learning_rate: got inf"),
+    ({"learning_rate": math.nan}, "learning_rate: got nan"),
+    ({"learning_rate": "fast"}, "learning_rate: got 'fast'"),
+    ({"warmup_steps": -1}, "warmup_steps: got -1; want an integer, 0 or more, or None"),
+    ({"schedule": "linear"}, "schedule: got 'linear'; want one of 'cosine', 'constant'"),
+    ({"final_fraction": 1.1}, "final_fraction: got 1.1; want a number from 0 to 1"),
+    ({"weight_decay": -0.1}, "weight_decay: got -0.1; want a number, 0 or more"),
+    ({"decay": "all"}, "decay: got 'all'; want one of 'matrices', 'everything'"),
+    ({"betas": (0.9, 1.0)}, r"betas: got \(0.9, 1.0\); want two numbers"),
+    ({"betas": 0.9}, "betas: got 0.9"),
+    ({"clip": 0}, "clip: got 0; want a positive number, or None"),
+    ({"accumulation": 3}, "batch_size: got 4 with accumulation = 3; want a multiple"),
+    ({"accumulation": None}, "accumulation: got None"),
+    ({"precision": "fp8"}, "precision: got 'fp8'; want one of 'no', 'bf16', 'fp16'"),
+    ({"compile": 1}, "compile: got 1; want one of False, True"),
+    ({"seed": -1}, r"seed: got -1; want an integer from 0 to 2\*\*32 - 1"),
+    ({"seed": 2**32}, "seed: got 4294967296"),
+    ({"evaluate_every": 0}, "evaluate_every: got 0"),
+    ({"evaluate_batch_size": 0}, "evaluate_batch_size: got 0"),
+    ({"checkpoint_every": -2}, "checkpoint_every: got -2"),
+    ({"log_every": 0}, "log_every: got 0"),
+    ({"keep": "first"}, "keep: got 'first'; want one of 'best', 'last'"),
+]
+
+
+@pytest.mark.parametrize("options, message", WRONG, ids=lambda x: str(x)[:30])
+def test_a_wrong_setting_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_a_config_goes_through_json():
+    made = config(betas=[0.8, 0.95], seed=np.int64(3), learning_rate=np.float64(0.5), compile=True)
+    back = TrainConfig.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert back == made and back.betas == (0.8, 0.95) and type(back.seed) is int
+    with pytest.raises(ValueError, match=r"settings: got \['lr'\]; want some of steps, epochs"):
+        TrainConfig.from_dict({"lr": 1})
+
+
+def test_epochs_become_steps():
+    stream = TokenStream(CORPUS.train, T, 3, seed=0)
+    assert stream.n_windows == 100
+    for epochs, steps in ((0.001, 1), (1, 33), (1.5, 50), (3, 100)):
+        assert TrainConfig(epochs=epochs).total_steps(SimpleNamespace(n_windows=3200)) == max(1, round(100 * epochs))
+        assert TrainConfig(epochs=epochs, batch_size=3).total_steps(stream) == steps
+    assert TrainConfig(steps=7).total_steps(stream) == 7
+
+
+def test_the_cosine_is_torchs():
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.3)
+    torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=17, eta_min=0.3 * 0.1)
+    c = TrainConfig(steps=17, learning_rate=0.3, warmup_steps=0, final_fraction=0.1)
+    for step in range(17):
+        assert math.isclose(learning_rate(c, step, 17), torchs.get_last_lr()[0], rel_tol=1e-9)
+        optimizer.step()
+        torchs.step()
+
+
+def test_schedule_values():
+    c = TrainConfig(steps=8, learning_rate=1.0, warmup_steps=3)
+    rates = [learning_rate(c, step, 8) for step in range(8)]
+    cosine = [0.5 * (1 + math.cos(math.pi * k / 5)) for k in range(5)]
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1, *cosine], abs=1e-15)
+    constant = TrainConfig(steps=8, learning_rate=2.0, warmup_steps=2, schedule="constant")
+    assert [learning_rate(constant, step, 8) for step in range(8)] == [1.0] + 7 * [2.0]
+    twelfth = TrainConfig(steps=24, learning_rate=1.0)
+    assert [learning_rate(twelfth, step, 24) for step in range(3)] == [0.5, 1.0, 1.0]
+    for steps in (1, 2, 11, 400):
+        c = TrainConfig(steps=steps)
+        assert all(learning_rate(c, step, steps) > 0 for step in range(steps))
+
+
+@pytest.mark.parametrize("step", [-1, 8, 1.5, "0"])
+def test_a_step_outside_the_run(step):
+    with pytest.raises(ValueError, match="step: got .*; want an integer from 0 to 7"):
+        learning_rate(TrainConfig(steps=8), step, 8)
+
+
+def test_groups_take_each_parameter_once():
+    model = Toy()
+    model.tied = model.embedding  # shared
+    model.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    decays, rest = decay_groups(model, 0.3)
+    assert decays["weight_decay"] == 0.3 and rest["weight_decay"] == 0.0
+    assert [p.shape for p in decays["params"]] == [(V, 6), (V, 6)] and [p.shape for p in rest["params"]] == [(V,)]
+    decays, rest = decay_groups(model, 0.3, "everything")
+    assert len(decays["params"]) == 3 and rest["params"] == []
+    with pytest.raises(ValueError, match="model: got no parameter that learns; want one or more"):
+        decay_groups(model.requires_grad_(False), 0.3)
+
+
+def test_what_decays():
+    """Without a gradient, a matrix shrinks as the schedule says and a bias stays."""
+    for decay in ("matrices", "everything"):
+        model = Toy()
+        model.lone, model.bias = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(1))
+        forward = model.forward
+        model.forward = lambda *a, f=forward, m=model, **k: f(*a, **k) + 0 * (m.lone.sum() + m.bias.sum())
+        history = train(model, CORPUS, config(keep="last", weight_decay=0.5, decay=decay), progress=False)
+        shrunk = math.prod(1 - 0.5 * rate for rate in history.learning_rate)
+        assert model.lone.item() == pytest.approx(shrunk, rel=1e-5)
+        assert model.bias.item() == pytest.approx(shrunk if decay == "everything" else 1.0, rel=1e-5)
+
+
+def test_seeds_of_steps():
+    assert step_seed(0, 0) == 15793235383387715774  # frozen: a change would change every run
+    many = {step_seed(seed, step, process) for seed in range(8) for step in range(50) for process in range(4)}
+    assert len(many) == 1600 and all(0 <= x < 2**64 for x in many)
+
+
+# ---- The loop ----
+
+
+def loop_by_hand(model, c, corpus=CORPUS):
+    """The same run with nothing but torch."""
+    stream = TokenStream(corpus.train, T, c.batch_size, c.seed)
+    groups = decay_groups(model, c.weight_decay, c.decay)
+    optimizer = torch.optim.AdamW(groups, betas=c.betas, foreach=False)
+    losses = []
+    model.train()
+    for step in range(c.steps):
+        torch.manual_seed(step_seed(c.seed, step))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(c, step, c.steps)
+        loss = model(*stream.batch(step))
+        optimizer.zero_grad()
+        loss.backward()
+        if c.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), c.clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 0.05}, {"clip": None}, {"betas": (0.5, 0.9), "weight_decay": 0.2}])
+def test_train_is_the_loop_by_hand(options):
+    ours, theirs = Toy(dropout=0.2), Toy(dropout=0.2)
+    history = run(ours, keep="last", **options)
+    losses = loop_by_hand(theirs, config(**options))
+    assert history.loss == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_binds():
+    assert max(run(Toy()).gradient_norm) > 0.05
+    free, bound = (run(Toy(), clip=clip).loss for clip in (None, 0.05))
+    assert free[0] == bound[0] and free != bound
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulation_is_the_large_batch(parts):
+    whole, cut = Toy().double(), Toy().double()
+    a, b = run(whole), run(cut, accumulation=parts)
+    assert a.loss == pytest.approx(b.loss, abs=1e-12) and a.gradient_norm == pytest.approx(b.gradient_norm, abs=1e-12)
+    torch.testing.assert_close(weights(whole), weights(cut), rtol=1e-9, atol=1e-12)
+    assert {len(x) for x in cut.seen[:parts]} == {4 // parts}
+
+
+def test_no_model_moves_the_data_or_the_callers_generator():
+    seen = []
+    for dropout in (0.0, 0.5):
+        model = Toy(dropout)
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        run(model, evaluate_every=20)
+        assert torch.equal(torch.get_rng_state(), before)
+        seen.append(torch.stack(model.seen[:20]))
+    assert torch.equal(*seen)
+    other = Toy()
+    run(other, seed=1, evaluate_every=20)
+    assert not torch.equal(torch.stack(other.seen[:20]), seen[0])
+
+
+def test_evaluating_more_often_changes_nothing_else():
+    rare, often = run(evaluate_every=20), run(evaluate_every=3)
+    assert rare.loss == often.loss
+    assert often.validation_step == [3, 6, 9, 12, 15, 18, 20] and rare.validation_step == [20]
+
+
+def test_the_history():
+    history = run(log_every=8, steps=20)
+    every = run(log_every=1, steps=20)
+    assert history.step == [8, 16, 20] and history.tokens == [8 * 32, 16 * 32, 20 * 32]
+    assert history.loss == pytest.approx([np.mean(every.loss[a:b]) for a, b in ((0, 8), (8, 16), (16, 20))], abs=1e-12)
+    assert history.learning_rate == [every.learning_rate[i - 1] for i in (8, 16, 20)]
+    assert history.seconds == sorted(history.seconds) and history.seconds[0] > 0
+    assert history.best_loss == min(history.validation_loss) and history.finished
+    assert History(**json.loads(json.dumps(history.to_dict()))) == history
+
+
+def test_a_look_at_each_pass_over_the_text():
+    history = run(steps=None, epochs=3, batch_size=6, evaluate_every=None)  # 100 windows
+    assert history.step[-1] == 50 and history.validation_step == [17, 34, 50]
+
+
+def overfitting(**options):
+    """A run whose best evaluation is not its last."""
+    text = SimpleNamespace(train=TOKENS[:81], valid=RANDOM.permutation(TOKENS)[:400])
+    options = {"learning_rate": 0.1, "steps": 40, "evaluate_every": 4} | options
+    model = Toy()
+    return model, text, run(model, text, **options)
+
+
+def test_the_best_weights_are_what_is_left():
+    model, text, history = overfitting()
+    assert 0 < history.best_step < 40 and not model.training
+    assert evaluate(model, text.valid).loss == history.best_loss == min(history.validation_loss)
+    model, text, last = overfitting(keep="last")
+    assert evaluate(model, text.valid).loss == last.validation_loss[-1] > history.best_loss
+
+
+def test_the_same_run_on_numpys_numbers_and_lists():
+    as_lists = SimpleNamespace(train=CORPUS.train.tolist(), valid=CORPUS.valid.tolist())
+    assert run(corpus=as_lists).loss == run().loss
+
+
+def test_half_precision_keeps_the_weights():
+    model = Toy()
+    history = run(model, precision="bf16")
+    assert weights(model).dtype == torch.float32
+    exact = run(Toy())
+    assert history.loss != exact.loss and history.loss == pytest.approx(exact.loss, rel=0.02)
+
+
+def test_compiling_is_asked_for(monkeypatch, tmp_path):
+    """What torch.compile is given, without the minutes that it takes."""
+    asked, real = [], torch.compile
+
+    def compiled(module, **options):
+        asked.append(options)
+        return real(module, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model = Toy(0.2)
+    history = run(model, compile=True)
+    assert asked == [{"dynamic": False}]
+    assert history.loss == pytest.approx(run().loss, rel=1e-5)
+    assert type(model) is Toy and "forward" not in vars(model)
+
+
+def test_the_model_comes_out_as_it_went_in():
+    model = Toy()
+    names = dict(vars(model))
+    run(model, precision="bf16")
+    assert vars(model).keys() == names.keys() and model.forward.__func__ is Toy.forward
+    assert all(p.grad is None for p in model.parameters())
+
+
+# ---- Checkpoints ----
+
+
+def stop_after(monkeypatch, step):
+    """Make the run die in the update after so many."""
+    update = training._update
+
+    def dying(run):
+        if run.step == step:
+            raise KeyboardInterrupt
+        update(run)
+
+    monkeypatch.setattr(training, "_update", dying)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 10, 13, 19])
+@pytest.mark.parametrize("options", [{}, {"log_every": 4, "accumulation": 2, "precision": "bf16"}, {"keep": "last"}])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, monkeypatch, stop, options):
+    whole_model, model = Toy(0.2), Toy(0.2)
+    whole = run(whole_model, checkpoint_every=3, **options)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_after(patched, stop)
+        run(Toy(0.2), folder=tmp_path, checkpoint_every=3, **options)
+    resumed = run(model, folder=tmp_path, checkpoint_every=5, **options)  # may differ: it decides nothing
+    assert curve(resumed) == curve(whole)
+    assert torch.equal(weights(model), weights(whole_model))
+
+
+def test_a_finished_run_is_only_read(tmp_path):
+    first = run(folder=tmp_path)
+    model = Toy(0.2, seed=9)
+    again = run(model, folder=tmp_path)
+    assert again == first and model.seen == [] and not model.training
+    fresh = Toy(0.2)
+    run(fresh)
+    assert torch.equal(weights(model), weights(fresh))
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    text = overfitting()[1]
+    history = train(
+        Toy(), text, config(learning_rate=0.1, steps=40, evaluate_every=4), folder=tmp_path, progress=False
+    )
+    assert [*checkpoints(tmp_path)] == [history.best_step, 40]
+    assert sorted(path.name for path in checkpoints(tmp_path)[40].iterdir()) == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "training.json",
+    ]
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".pkl", ".pt", ".bin")]
+    assert checkpoints(tmp_path / "none") == {}
+
+
+def test_a_half_written_checkpoint_is_ignored_and_removed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_after(patched, 12)
+        run(folder=tmp_path, checkpoint_every=5)
+    draft = tmp_path / "step-00000012.draft"
+    draft.mkdir()
+    (draft / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "step-notes").mkdir()  # somebody else's
+    assert [*checkpoints(tmp_path)] == [10]
+    assert curve(run(folder=tmp_path)) == curve(run())
+    assert not draft.exists() and (tmp_path / "step-notes").exists()
+
+
+def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    real = os.fsync
+    calls = []
+
+    def failing(number):
+        calls.append(number)
+        if len(calls) == 5:  # in the middle of the second checkpoint
+            raise OSError("no space left")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="no space left"):
+        run(folder=tmp_path, checkpoint_every=4)
+    assert [*checkpoints(tmp_path)] == [4]
+    monkeypatch.setattr(os, "fsync", real)
+    assert curve(run(folder=tmp_path)) == curve(run())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "training.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "noise"])
+def test_a_damaged_checkpoint(tmp_path, name, damage):
+    run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20] / name
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"noise")
+    with pytest.raises(ValueError, match="folder: got .*step-00000020, which cannot be read .*want a whole checkpoint"):
+        run(folder=tmp_path)
+
+
+def test_a_checkpoint_of_another_format(tmp_path):
+    run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20] / "training.json"
+    path.write_text(path.read_text().replace("gbattn checkpoint 1", "gbattn checkpoint 2"))
+    with pytest.raises(ValueError, match="folder: got .*'gbattn checkpoint 2'; want 'gbattn checkpoint 1'"):
+        run(folder=tmp_path)
+
+
+def test_a_best_checkpoint_that_is_gone(tmp_path):
+    text = overfitting()[1]
+    c = config(learning_rate=0.1, steps=40, evaluate_every=4)
+    best = train(Toy(), text, c, folder=tmp_path, progress=False).best_step
+    for path in checkpoints(tmp_path)[best].iterdir():
+        path.unlink()
+    checkpoints(tmp_path)[best].rmdir()
+    with pytest.raises(ValueError, match=f"folder: got .* without step {best}; want its best checkpoint too"):
+        train(Toy(), text, c, folder=tmp_path, progress=False)
+
+
+OTHER = {
+    "learning rate": (lambda: {"learning_rate": 0.02}, "got learning_rate = 0.02; want learning_rate = 0.01, as in"),
+    "two things": (lambda: {"seed": 4, "clip": None}, "got clip = null; seed = 4; want clip = 1.0; seed = 0, as in"),
+    "text": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:800], valid=TOKENS[801:])}, "corpus = "),
+    "validation": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:801], valid=TOKENS[802:])}, "corpus = "),
+    "fingerprint": (lambda: {"corpus": SimpleNamespace(**vars(CORPUS), fingerprint="abc")}, 'corpus = "abc"; want'),
+    "width": (lambda: {"model": Toy(width=7)}, r"got model.width = 7; .*model embedding.weight = .*\(20, 7\)"),
+    "dtype": (lambda: {"model": Toy().double()}, r"model head.bias = .torch.float64 \(20,\)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_run_is_refused_and_nothing_is_lost(tmp_path, name):
+    other, message = OTHER[name]
+    run(folder=tmp_path)
+    with pytest.raises(ValueError, match=f"folder: got .*{message}|folder: {message}"):
+        run(**{"folder": tmp_path} | other())
+    assert [*checkpoints(tmp_path)] == [20] and run(folder=tmp_path).finished
+
+
+# ---- What is not finite ----
+
+
+class Exploding(Toy):
+    """A toy that goes wrong in the update after so many."""
+
+    def __init__(self, after, what):
+        super().__init__()
+        self.after, self.what = after, what
+
+    def forward(self, *args, **options):
+        loss = super().forward(*args, **options)
+        if self.training:
+            self.after -= 1
+        if self.after < 0 and (self.training or self.what == "validation"):
+            if self.what == "gradient":
+                return loss + (self.head.bias.sum() - self.head.bias.sum().detach()) * torch.inf
+            return loss * torch.nan
+        return loss
+
+
+@pytest.mark.parametrize("log_every", [1, 7, 50])
+def test_a_loss_that_is_not_finite_is_named_and_the_last_good_checkpoint_stays(tmp_path, log_every):
+    model = Exploding(13, "loss")
+    good = run(Toy(), steps=50, evaluate_every=50, log_every=1)
+    with pytest.raises(FloatingPointError) as error:
+        run(model, folder=tmp_path, steps=50, checkpoint_every=4, evaluate_every=50, log_every=log_every)
+    message = str(error.value)
+    rate = learning_rate(config(steps=50), 13, 50)
+    assert message.startswith(f"loss is nan in step 13, at learning rate {rate:.3g}, on the batch ")
+    assert "TokenStream(corpus.train, 8, 4, 0).batch(13)" in message and "step-00000012" in message
+    corpus = CORPUS  # the name in the message
+    named = eval(message.split("the batch ")[1].split(";")[0], {"TokenStream": TokenStream, "corpus": corpus})
+    assert torch.equal(named.inputs, model.seen[13])
+    assert [*checkpoints(tmp_path)] == [12]
+    resumed = run(Toy(), folder=tmp_path, steps=50, evaluate_every=50, log_every=log_every)
+    assert resumed.validation_loss == good.validation_loss
+
+
+def test_a_gradient_that_is_not_finite():
+    with pytest.raises(FloatingPointError, match=r"(gradient norm is (inf|nan)|loss is nan) in step 5.*checkpoint is none"):
+        run(Exploding(5, "gradient"), steps=20)
+
+
+def test_a_validation_loss_that_is_not_finite():
+    with pytest.raises(FloatingPointError, match="loss is nan in step"):
+        run(Exploding(10, "validation"), evaluate_every=10)
+
+
+# ---- Evaluation ----
+
+
+def brute_force(model, tokens, length, context):
+    """Each token alone, from the tokens that its window holds before it."""
+    total = 0.0
+    for target in range(1, len(tokens)):
+        stride, last = length - context, len(tokens) - 1
+        k = 0  # the first window that scores this target
+        while k * stride + length < target:
+            k += 1
+        start = k * stride
+        if start + length > last:  # the rest reaches back by no more than the context
+            full = max(0, (last - length) // stride + 1)
+            done = stride * (full - 1) + length if full else 0
+            start = max(0, done - context)
+        piece = torch.tensor(tokens[start : target + 1])[None]
+        scored = torch.full_like(piece[:, 1:], -100)
+        scored[0, -1] = piece[0, -1]
+        with torch.no_grad():
+            total += model(piece[:, :-1], scored, reduction="sum").item()
+    return total / (len(tokens) - 1)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(2, 60), st.integers(1, 9), st.data())
+def test_evaluate_is_brute_force(n, length, data):
+    context, batch = data.draw(st.integers(0, length - 1)), data.draw(st.integers(1, 5))
+    model = Toy(dropout=0.5).double()
+    found = evaluate(model, TOKENS[:n], length=length, context=context, batch_size=batch)
+    assert found.n_tokens == n - 1
+    assert found.loss == pytest.approx(brute_force(model.eval(), TOKENS[:n], length, context), rel=1e-12)
+    assert found.perplexity == math.exp(found.loss) and found.bits_per_byte is None
+
+
+def test_evaluate_counts_bytes_and_gives_the_mode_back():
+    model = Toy(dropout=0.5).train()
+    found = evaluate(model, TOKENS, n_bytes=3000)
+    assert isinstance(found, Evaluation) and model.training
+    assert found.bits_per_byte == pytest.approx(found.loss * found.n_tokens / math.log(2) / 3000, rel=1e-12)
+    assert found == evaluate(model.eval(), TOKENS, n_bytes=3000) and not model.training
+    with pytest.raises(IndexError):
+        evaluate(model.train(), TOKENS + V)
+    assert model.training
+
+
+def test_a_hopeless_model_has_infinite_perplexity():
+    model = Toy()
+    with torch.no_grad():
+        model.head.bias[0] = 1e4
+    assert evaluate(model, np.ones(20, int)).perplexity == math.inf
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"length": 0}, "length: got 0; want a positive integer"),
+        ({"context": 8}, "context: got 8; want an integer from 0 to 7"),
+        ({"batch_size": 0}, "batch_size: got 0"),
+        ({"n_bytes": 0}, "n_bytes: got 0; want a positive integer"),
+    ],
+)
+def test_evaluate_says_what_is_wrong(options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(Toy(), TOKENS, **options)
+    with pytest.raises(ValueError, match="tokens: got 1 tokens; want at least 2"):
+        evaluate(Toy(), TOKENS[:1])
+    with pytest.raises(ValueError, match="length: got None, of a model without config.max_length"):
+        evaluate(nn.Linear(1, 1), TOKENS)
+
+
+# ---- Errors of train ----
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"warmup_steps": 20}, "warmup_steps: got 20; want fewer than the 20 steps"),
+        ({"length": 900}, "tokens: got 801 tokens; want at least length"),
+        ({"corpus": SimpleNamespace(train=TOKENS, valid=TOKENS[:1])}, "corpus: got 1 tokens of valid; want 2 or more"),
+        ({"corpus": SimpleNamespace(**vars(CORPUS), vocab_size=21)}, "model: got 20 token types; want the 21 of"),
+        ({"model": nn.Linear(2, 2)}, "length: got None, of a model without config.max_length"),
+        ({"model": Toy().requires_grad_(False)}, "model: got no parameter that learns"),
+    ],
+)
+def test_train_says_what_is_wrong(options, message):
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_half_precision_of_gpus_needs_one():
+    with pytest.raises(ValueError, match="precision: got 'fp16' without a GPU; want 'no' or 'bf16'"):
+        run(precision="fp16")
+
+
+def test_tensorboard_needs_a_folder():
+    with pytest.raises(ValueError, match="tensorboard: got True without a folder; want a folder"):
+        train(Toy(), CORPUS, config(), tensorboard=True)
+
+
+def test_the_batch_must_split_among_the_processes(monkeypatch):
+    real = training._accelerator
+
+    def three(precision):
+        accelerator = real(precision)
+        return SimpleNamespace(num_processes=3, process_index=0, device=accelerator.device)
+
+    monkeypatch.setattr(training, "_accelerator", three)
+    with pytest.raises(ValueError, match="batch_size: got 4 for 3 processes; want a multiple"):
+        run()
+
+
+# ---- What is shown ----
+
+
+def test_the_progress_bar(capsys):
+    train(Toy(), CORPUS, config(log_every=5))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    last = shown.err.replace("\r", "\n").strip().splitlines()[-1]
+    for part in ("training", "100%", "20/20", "loss=", "tokens/s=", "valid="):
+        assert part in last
+    train(Toy(), CORPUS, config(), progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("ignore")  # of TensorBoard's own reader
+def test_tensorboards_files(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_after(patched, 13)
+        train(Toy(), CORPUS, config(), folder=tmp_path, progress=False, tensorboard=True)
+    history = train(Toy(), CORPUS, config(), folder=tmp_path, progress=False, tensorboard=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(tmp_path / "tensorboard"))
+    reader.Reload()
+    training_loss = reader.Scalars("loss/training")
+    assert [e.step for e in training_loss] == history.step  # what was written twice is there once
+    assert [e.value for e in training_loss] == pytest.approx(history.loss, rel=1e-6)
+    assert [e.value for e in reader.Scalars("loss/validation")] == pytest.approx(history.validation_loss, rel=1e-6)
+    assert {"gradient norm", "learning rate", "tokens per second"} <= set(reader.Tags()["scalars"])
+
+
+# ---- Other processes ----
+
+SCRIPT = f"""
+import json, sys
+from types import SimpleNamespace
+import accelerate, numpy as np, torch
+from torch import nn
+from gbattn.training import TrainConfig, train
+torch.set_num_threads(1)
+T, V = {T}, {V}
+{inspect.getsource(Toy)}
+text = SimpleNamespace(train=np.array({CORPUS.train.tolist()}), valid=np.array({CORPUS.valid.tolist()}))
+settings, folder, dropout = sys.argv[1:]
+model = Toy(dropout=float(dropout), width=32)
+history = train(model, text, TrainConfig(**json.loads(settings)), folder=folder or None, progress=False)
+state = accelerate.PartialState()
+if state.is_main_process:
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    curve = history.to_dict() | {{"seconds": None}}
+    print(json.dumps({{"curve": curve, "weights": weights, "processes": state.num_processes}}))
+state.destroy_process_group()
+"""
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(HERE.parent)}
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def start(command):
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def test_killed_at_any_moment_and_started_again(tmp_path, script):
+    given = json.dumps(config(steps=600, checkpoint_every=7, evaluate_every=60, log_every=5).to_dict())
+    folder = tmp_path / "run"
+    whole = start([script, given, "", 0.3])
+    moments, kills, newest = random.Random(0), 0, 0
+    while kills < 2:
+        process = start([script, given, folder, 0.3])
+        while process.poll() is None and max(checkpoints(folder), default=0) <= newest:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        newest = max(checkpoints(folder), default=0)
+        assert newest < 600, "finished before it could be killed"
+    resumed = finish(start([script, given, folder, 0.3]))
+    assert resumed == finish(whole)
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+def test_two_processes_are_one(tmp_path, script):
+    given = json.dumps(config(steps=12, batch_size=8, accumulation=2, checkpoint_every=5, evaluate_every=6).to_dict())
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    two = start([*launch, script, given, tmp_path / "two", 0.0])
+    one = finish(start([script, given, "", 0.0]))
+    two = finish(two)
+    assert (one["processes"], two["processes"]) == (1, 2)
+    for name in ("loss", "gradient_norm", "validation_loss"):
+        assert two["curve"][name] == pytest.approx(one["curve"][name], abs=1e-5)
+    assert two["weights"] == pytest.approx(one["weights"], abs=1e-5)
+    assert 12 in checkpoints(tmp_path / "two")
+
+
+def test_importing_loads_nothing_that_is_an_extra():
+    code = (
+        "import sys, gbattn.training; "
+        "print([m for m in ('accelerate', 'safetensors', 'tensorboard') if m in sys.modules])"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    ).stdout.strip() == "[]"
+
+
+def test_the_benchmark_still_runs(tmp_path):
+    """Tiny and once; it stops by itself unless its plain steps have the gradients of the models."""
+    command = [sys.executable, HERE.parent / "benchmarks" / "training_step.py", "--quick", "--folder", tmp_path]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "boosted shared head" in done.stdout and "AdamW fused" in done.stdout
+    records = [json.loads(path.read_text()) for path in (tmp_path / "benchmark-training-step").glob("*.json")]
+    methods = {r["settings"]["method"] for r in records}
+    assert {"standard", "standard plain", "standard products", "textbook", "twicing"} <= methods
+    assert len(records) == 2 * len(methods) and all(r["measured"]["peak_bytes"] > 0 for r in records)
