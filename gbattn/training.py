@@ -560,7 +560,7 @@ def _demand_finite(run: _Run, what: str, value: float, step: int) -> None:
         + (str(kept[-1]) if kept else "none")
     )
 
-# %% ../nbs/15_training.ipynb #353761ba
+# %% ../nbs/15_training.ipynb #98974c51
 class Evaluation(NamedTuple):
     """What a model pays for a text: the mean ``loss`` in nats per token,
     ``perplexity`` = exp(loss), ``bits_per_byte`` (None if the bytes are not known),
@@ -586,11 +586,13 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     device, was_training = next(model.parameters()).device, model.training
     nats, n_tokens = 0.0, 0
     model.eval()
-    for inputs, targets in windows:
-        loss = model(inputs.to(device), targets.to(device), reduction="sum")
-        nats += float(loss)
-        n_tokens += int((targets != -100).sum())
-    model.train(was_training)
+    try:
+        for inputs, targets in windows:
+            loss = model(inputs.to(device), targets.to(device), reduction="sum")
+            nats += float(loss)
+            n_tokens += int((targets != -100).sum())
+    finally:
+        model.train(was_training)
     return nats, n_tokens
 
 

@@ -486,9 +486,7 @@ def test_a_finished_run_is_only_read(tmp_path):
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     text = overfitting()[1]
-    history = train(
-        Toy(), text, config(learning_rate=0.1, steps=40, evaluate_every=4), folder=tmp_path, progress=False
-    )
+    history = train(Toy(), text, config(learning_rate=0.1, steps=40, evaluate_every=4), folder=tmp_path, progress=False)
     assert [*checkpoints(tmp_path)] == [history.best_step, 40]
     assert sorted(path.name for path in checkpoints(tmp_path)[40].iterdir()) == [
         "model.safetensors",
@@ -622,7 +620,9 @@ def test_a_loss_that_is_not_finite_is_named_and_the_last_good_checkpoint_stays(t
 
 
 def test_a_gradient_that_is_not_finite():
-    with pytest.raises(FloatingPointError, match=r"(gradient norm is (inf|nan)|loss is nan) in step 5.*checkpoint is none"):
+    with pytest.raises(
+        FloatingPointError, match=r"(gradient norm is (inf|nan)|loss is nan) in step 5.*checkpoint is none"
+    ):
         run(Exploding(5, "gradient"), steps=20)
 
 
@@ -857,9 +857,12 @@ def test_importing_loads_nothing_that_is_an_extra():
         "import sys, gbattn.training; "
         "print([m for m in ('accelerate', 'safetensors', 'tensorboard') if m in sys.modules])"
     )
-    assert subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
-    ).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_the_benchmark_still_runs(tmp_path):
