@@ -1,0 +1,963 @@
+"""Chapter 13: the claims with their mutants, decoding, the loss, weights by name, files and their faults, errors."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as nnf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn import language_model
+from gbattn.attention import padding_mask
+from gbattn.boosted import Gate
+from gbattn.cost import count_flops, count_saved_bytes
+from gbattn.language_model import (
+    LanguageModel,
+    ModelConfig,
+    model_cost,
+    next_token_loss,
+    next_token_probabilities,
+    parameter_count,
+)
+
+F64 = torch.float64
+V, T = 23, 20
+SMALL = dict(vocab_size=V, max_length=T, d_model=8, n_layers=2, n_heads=2)
+KINDS = {
+    "multi_head": {},
+    "grouped": dict(attention_options={"n_kv_heads": 1}),
+    "linear": dict(attention="linear"),
+    "twicing": dict(attention="twicing", attention_options={"rounds": 3}),
+    "boosted": dict(attention="boosted"),
+    "shared": dict(attention="boosted", attention_options={"kv_from": "shared", "gate": "head"}),
+    "mixed": dict(overrides={1: {"attention": "boosted", "norm": "post", "ffn": "swiglu"}}),
+}
+LEARNED = [(kind, "learned") for kind in KINDS]
+ROTARY = [(kind, "rotary") for kind in KINDS if kind != "linear"]  # its features must stay positive
+
+
+def config_of(kind="multi_head", positions="learned", **changes):
+    return ModelConfig(**SMALL | KINDS[kind] | dict(positions=positions) | changes)
+
+
+def model_of(*kind, seed=0, scale=20, dtype=F64, **changes):
+    """A model whose blocks have something to say, gates too."""
+    model = LanguageModel(config_of(*kind, **changes), seed=seed, dtype=dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Gate):
+                module.weight.normal_(generator=generator)
+            elif isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                module.weight.mul_(scale)
+    return model
+
+
+def tokens_of(B=3, length=9, seed=1, vocab_size=V):
+    return torch.randint(vocab_size, (B, length), generator=torch.Generator().manual_seed(seed))
+
+
+# ---- The claims ----
+
+
+class Reading:
+    """A drawn stream, head and targets."""
+
+    def __init__(self, N, D, V, seed):
+        g = torch.Generator().manual_seed(seed)
+        self.h, self.W = torch.randn(N, D, generator=g, dtype=F64), torch.randn(V, D, generator=g, dtype=F64)
+        self.y, self.rows = torch.randint(V, (N,), generator=g), 1 + seed % N
+
+    def gradients(self):
+        """The summed loss and its gradients, by autograd."""
+        h, W = self.h.clone().requires_grad_(), self.W.clone().requires_grad_()
+        loss = nnf.cross_entropy(h @ W.T, self.y, reduction="sum")
+        return torch.cat([x.flatten() for x in (loss.detach()[None], *torch.autograd.grad(loss, (h, W)))])
+
+    def by_chunks(self, target=1.0):
+        total, of_h, of_W = torch.zeros(1, dtype=F64), [], torch.zeros_like(self.W)
+        for h, y in zip(self.h.split(self.rows), self.y.split(self.rows)):
+            p = (h @ self.W.T).softmax(-1)
+            total -= p.gather(1, y[:, None]).log().sum()
+            delta = p - target * nnf.one_hot(y, len(self.W))
+            of_h.append(delta @ self.W)
+            of_W += delta.T @ h
+        return torch.cat([total, torch.cat(of_h).flatten(), of_W.flatten()])
+
+
+readings = st.builds(Reading, st.integers(1, 12), st.integers(1, 6), st.integers(2, 9), st.integers(0, 10**6))
+
+
+@claim(readings, mutant=lambda p: (p.gradients(), p.by_chunks(target=0.0)))
+def test_prop_loss_by_rows(p):
+    """Loss and gradients are sums, or stacks, of those of chunks of rows."""
+    return p.gradients(), p.by_chunks()
+
+
+def downhill(p, mean=1.0):
+    h = p.h.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(nnf.cross_entropy(h @ p.W.T, p.y, reduction="sum"), h)
+    return -gradient, p.W[p.y] - mean * (p.h @ p.W.T).softmax(-1) @ p.W
+
+
+@claim(readings, mutant=lambda p: downhill(p, mean=0.0))
+def test_prop_stream_residual(p):
+    """The negative gradient of the loss is the target row minus the expected row."""
+    return downhill(p)
+
+
+class Silent:
+    """A model whose blocks say nothing."""
+
+    def __init__(self, seed, V, D):
+        config = ModelConfig(
+            vocab_size=V, max_length=V, d_model=D, n_heads=1, n_layers=2, norm="none", final_norm=False
+        )
+        self.model, self.V, self.D = LanguageModel(config, seed=seed, dtype=F64), V, D
+        g = torch.Generator().manual_seed(seed)
+        self.U = torch.randn(V, D, generator=g, dtype=F64)
+        with torch.no_grad():
+            for block in self.model.blocks:
+                block.attention.out.weight.zero_()
+                block.ffn.down.weight.zero_()
+            self.model.position_embedding.weight.zero_()
+            self.model.token_embedding.weight.normal_(generator=g)
+
+    def logits(self):
+        with torch.no_grad():
+            return self.model(torch.arange(self.V)[None])[0]
+
+    def sides(self, U=None):
+        """The logits are EEᵀ, they are symmetric, and the longest row expects itself most."""
+        S, E = self.logits(), self.model.token_embedding.weight.detach()
+        S = S if U is None else E @ U.T
+        longest = E.norm(dim=1).argmax()
+        # Two tables reach any logits of rank D: their singular vectors are such tables.
+        wanted = E.flip(0) @ self.U.T
+        u, scale, v = torch.linalg.svd(wanted)
+        D = min(self.D, self.V)
+        reached = (u[:, :D] * scale[:D]) @ v[:D]
+        left = torch.cat([S.flatten(), S.T.flatten(), S[longest].max()[None], reached.flatten()])
+        return left, torch.cat([(E @ E.T).flatten(), S.flatten(), S[longest, longest][None], wanted.flatten()])
+
+
+@claim(
+    st.builds(Silent, st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 8)),
+    mutant=lambda p: p.sides(p.U),
+)
+def test_prop_silent(p):
+    """A silent tied model says EEᵀ, which is symmetric; with a head of its own it can say more."""
+    return p.sides()
+
+
+class Start:
+    def __init__(self, seed, V, D, sigma):
+        g = torch.Generator().manual_seed(seed)
+        h = torch.randn(D, generator=g, dtype=F64)
+        h *= math.sqrt(D) / h.norm()
+        heads = sigma * torch.randn(4000, V, D, generator=g, dtype=F64)
+        self.loss = (-(heads @ h).log_softmax(-1))[:, 0].mean()  # any target
+        self.least, self.added = math.log(V), sigma**2 * D / 2
+
+    def sides(self, added):
+        low = torch.tensor(self.least, dtype=F64)
+        return torch.stack([low, self.loss]), torch.stack([self.loss, low + added])
+
+
+starts = st.builds(Start, st.integers(0, 10**6), st.integers(8, 40), st.integers(4, 16), st.floats(0.3, 0.6))
+
+
+@claim(starts, relation="<=", tolerance=0.05, examples=20, mutant=lambda p: p.sides(0.0))
+def test_prop_start(p):
+    """The expected loss at the start lies between ln V and ln V + σ²D/2."""
+    return p.sides(p.added)
+
+
+class Temperatures:
+    def __init__(self, logits, low, more):
+        self.logits, self.low, self.high = torch.tensor(logits, dtype=F64), low, low + more
+
+    def entropy(self, temperature):
+        p = next_token_probabilities(self.logits, temperature=temperature)
+        return torch.special.entr(p).sum()[None]
+
+    def slope(self):
+        """dH/dτ by differences, and as the proposition has it."""
+        tau, step = self.high, 1e-5
+        p = next_token_probabilities(self.logits, temperature=tau)
+        variance = p @ (self.logits - p @ self.logits) ** 2
+        return (self.entropy(tau + step) - self.entropy(tau - step)) / (2 * step), variance[None] / tau**3
+
+
+temperatures = st.builds(
+    Temperatures, st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.3, 3), st.floats(0.3, 3)
+)
+
+
+@claim(
+    temperatures,
+    relation="<=",
+    tolerance=1e-6,
+    mutant=lambda p: (p.entropy(p.high), p.entropy(p.low)),
+)
+def test_prop_temperature(p):
+    """Entropy rises with temperature, at the rate Var(s)/τ³."""
+    left, right = p.slope()
+    return torch.cat([p.entropy(p.low), left, right]), torch.cat([p.entropy(p.high), right, left])
+
+
+class Shifted:
+    def __init__(self, kind, seed, by):
+        self.kind, self.seed, self.by = kind, seed, by
+
+    def sides(self, positions):
+        model, tokens = model_of(self.kind, positions, seed=self.seed, max_length=100), tokens_of(2, 9)
+        places = torch.arange(9)
+        with torch.no_grad():
+            return model(tokens, positions=places), model(tokens, positions=places + self.by)
+
+
+@claim(
+    st.builds(Shifted, st.sampled_from([kind for kind, _ in ROTARY]), st.integers(0, 99), st.integers(1, 90)),
+    examples=20,
+    mutant=lambda p: p.sides("learned"),
+)
+def test_prop_shift(p):
+    """Logits of a rotary model stay when all positions move by the same number."""
+    return p.sides("rotary")
+
+
+class Sizes:
+    def __init__(self, attention, V, T, K, H, L, rounds, B):
+        self.V, self.T, self.D, self.L, self.B = V, T, K * H, L, B
+        self.attention, self.M = attention, 1 if attention == "multi_head" else rounds
+        options = {} if attention == "multi_head" else {"rounds": rounds}
+        self.config = ModelConfig(
+            vocab_size=V, max_length=T, d_model=K * H, n_layers=L, n_heads=H, attention=attention,
+            attention_options=options,
+        )  # fmt: skip
+
+    def parameters(self, biases=1):
+        V, T, D, L = self.V, self.T, self.D, self.L
+        corrections = (self.M - 1) * (5 * D**2 + 4 * D * biases) * (self.attention == "boosted")
+        return torch.tensor(V * D + T * D + L * (12 * D**2 + 13 * D * biases + corrections) + 2 * D, dtype=F64)[None]
+
+    def counted(self):
+        built = sum(p.numel() for p in LanguageModel(self.config).parameters())
+        assert parameter_count(self.config).total == built
+        return torch.tensor([built], dtype=F64)
+
+    def flops(self, head=2):
+        T, D, L, rows = self.T, self.D, self.L, self.B * self.T
+        forward, backward = 24 * L * D**2 + 4 * L * T * D, 48 * L * D**2 + 10 * L * T * D
+        return rows * torch.tensor([forward + head * self.V * D, backward + 2 * head * self.V * D], dtype=F64)
+
+    def counted_flops(self):
+        model, tokens = LanguageModel(self.config), torch.zeros(self.B, self.T, dtype=torch.int64)
+        forward = count_flops(model, tokens)
+        return torch.tensor([forward, count_flops(model(tokens).sum().backward)], dtype=F64)
+
+
+def sizes(*attentions):
+    small = [st.integers(*ends) for ends in ((2, 40), (1, 30), (1, 5), (1, 3), (1, 3), (1, 3), (1, 3))]
+    return st.builds(Sizes, st.sampled_from(attentions), *small)
+
+
+@claim(
+    sizes("multi_head", "twicing", "boosted"),
+    tolerance=0,
+    examples=30,
+    mutant=lambda p: (p.counted(), p.parameters(biases=0)),
+)
+def test_prop_parameters(p):
+    """A model learns as many numbers as the formula says."""
+    return p.counted(), p.parameters()
+
+
+@claim(sizes("multi_head"), tolerance=0, examples=25, mutant=lambda p: (p.counted_flops(), p.flops(head=0)))
+def test_prop_model_flops(p):
+    """A token costs as many FLOPs as the formula says."""
+    return p.counted_flops(), p.flops()
+
+
+# ---- Counting ----
+
+
+def test_the_published_models_have_the_published_parameters():
+    counts = {
+        name: parameter_count(ModelConfig(vocab_size=16_384, **options))
+        for name, options in {
+            "standard": {},
+            "twicing": dict(attention="twicing"),
+            "wider": dict(d_model=288),
+            "boosted": dict(attention="boosted"),
+        }.items()
+    }
+    totals = {name: count.total for name, count in counts.items()}
+    assert totals == {"standard": 7_419_392, "twicing": 7_419_392, "wider": 8_789_184, "boosted": 8_734_208}
+    assert counts["boosted"].non_embedding == 4_474_368
+    assert counts["wider"].non_embedding == 3_996_864
+    assert all(count.total == count.embeddings + count.non_embedding for count in counts.values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *KINDS.values(),
+        dict(tie_embeddings=False, bias=False, positions="rotary"),
+        dict(norm="post", normalizer="rmsnorm", ffn="swiglu", d_ffn=24),
+        dict(norm="none", attention="linear", max_length=70),
+        dict(overrides={0: {"attention": "twicing", "ffn": "relu"}}, final_norm=True, normalizer="derf"),
+    ],
+)
+def test_cost_is_what_torch_counts(changes):
+    config = ModelConfig(**SMALL | changes)
+    model, tokens = LanguageModel(config, seed=3), tokens_of(2, config.max_length)
+    cost = model_cost(config, batch_size=2)
+    with torch.no_grad():
+        assert count_flops(model, tokens) == cost.forward_flops
+    loss = model(tokens).logsumexp(-1).sum()
+    assert count_flops(loss.backward) == cost.backward_flops
+    assert cost.parameters == sum(p.numel() for p in model.parameters())
+    assert 0 < cost.saved_bytes <= count_saved_bytes(model, tokens)  # without norms, activations and residuals
+    caches = model.make_caches(2)
+    assert cost.cache_bytes == sum(cache.nbytes for cache in caches)
+    with torch.no_grad():
+        model(tokens[:, :5], cache=caches)
+        one = count_flops(model, tokens[:, 5:6], cache=caches)
+    assert one == model_cost(config, 1, 2, past=5).forward_flops
+
+
+# ---- Weights by name ----
+
+
+def test_a_weight_depends_on_seed_and_name_alone():
+    models = {kind: LanguageModel(config_of(kind), seed=5) for kind in ("multi_head", "twicing", "boosted", "shared")}
+    deeper = LanguageModel(config_of(n_layers=3), seed=5)
+    weights = {kind: dict(model.named_parameters()) for kind, model in (models | {"deeper": deeper}).items()}
+    for one in weights.values():
+        for name, weight in one.items():
+            reference = weights["multi_head"].get(name)
+            if reference is not None:
+                assert torch.equal(weight, reference), name
+    names = [name for name in weights["boosted"] if name.endswith("weight") and "norm" not in name]
+    drawn = [weights["boosted"][name].flatten()[:8] for name in names if "gate" not in name]
+    assert len({tuple(row.tolist()) for row in drawn}) == len(drawn)  # no two alike
+
+
+def test_building_neither_reads_nor_moves_the_global_generator():
+    torch.manual_seed(1)
+    one, state = LanguageModel(config_of("boosted")), torch.get_rng_state()
+    torch.manual_seed(2)
+    assert all(map(torch.equal, one.parameters(), LanguageModel(config_of("boosted")).parameters()))
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeds_and_dtypes():
+    config = config_of("boosted")
+    weight = lambda **made: LanguageModel(config, **made).blocks[0].ffn.up.weight
+    assert not torch.equal(weight(seed=0), weight(seed=1))
+    assert torch.equal(weight(seed=0).double(), weight(seed=0, dtype=F64))
+    assert torch.equal(weight(seed=0).bfloat16(), weight(seed=0, dtype=torch.bfloat16))
+
+
+def test_the_table_of_initial_weights():
+    config = ModelConfig(
+        vocab_size=3000, d_model=64, attention="boosted", normalizer="dyt", tie_embeddings=False, init_std=0.05,
+        overrides={1: {"normalizer": "layernorm"}, 2: {"normalizer": "rmsnorm"}},
+    )  # fmt: skip
+    model = LanguageModel(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(7.0)
+    model.reset_parameters(0)
+    for name, weight in model.named_parameters():
+        if "gate" in name or name.endswith("bias"):
+            assert (weight == 0).all(), name
+        elif "norm" in name:
+            assert (weight == (0.5 if name.endswith("alpha") else 1)).all(), name
+        else:
+            assert weight.ndim == 2
+            error = 6 * 0.05 / math.sqrt(2 * weight.numel())
+            assert abs(weight.std() - 0.05) < error and abs(weight.mean()) < 2 * error, name
+    fresh = LanguageModel(config)
+    assert all(map(torch.equal, model.parameters(), fresh.parameters()))
+
+
+def test_names_of_the_weights():
+    names = dict(LanguageModel(config_of()).named_parameters())
+    assert {n.split(".")[0] for n in names} == {"token_embedding", "position_embedding", "blocks", "final_norm"}
+    untied = dict(LanguageModel(config_of(tie_embeddings=False, positions="rotary")).named_parameters())
+    assert {n.split(".")[0] for n in untied} == {"token_embedding", "blocks", "final_norm", "head"}
+    assert "head.bias" not in untied
+
+
+def test_the_final_norm_by_default():
+    last = lambda **changes: config_of(**changes).normalizes_last
+    assert last() and last(norm="none") and not last(norm="post")
+    assert last(norm="post", final_norm=True) and not last(final_norm=False)
+
+
+def test_a_layer_may_differ():
+    overrides = {
+        "1": {"attention": "twicing", "attention_options": {"rounds": 3}, "norm": "post", "normalizer": "rmsnorm",
+              "ffn": "relu", "d_ffn": 12, "dropout": 0.5}
+    }  # fmt: skip
+    model = LanguageModel(config_of(overrides=overrides, attention_options={"dropout": 0.25}))
+    first, second = model.blocks
+    assert (first.attention.dropout, first.norm, first.dropout, first.ffn.kind) == (0.25, "pre", 0.0, "gelu")
+    assert (second.attention.rounds, second.norm, second.dropout, second.ffn.kind) == (3, "post", 0.5, "relu")
+    assert second.ffn.up.out_features == 12 and isinstance(second.ffn_norm, torch.nn.RMSNorm)
+
+
+def test_rotary_positions_reach_every_layer():
+    layers = dict(overrides={1: {"attention_options": {"n_kv_heads": 1}}})
+    rotary = lambda model: [block.attention.rotary for block in model.blocks]
+    assert rotary(model_of("boosted", "rotary", **layers)) == [10_000.0, 10_000.0]
+    assert rotary(model_of("multi_head", "rotary", attention_options={"rotary": 500.0})) == [500.0, 500.0]
+
+
+# ---- The forward pass ----
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+def test_nobody_hears_the_future(kind, positions):
+    model, tokens = model_of(kind, positions), tokens_of(2, 12)
+    other = tokens.clone()
+    other[:, 7:] = (other[:, 7:] + 1) % V
+    with torch.no_grad():
+        moved = (model(tokens) - model(other)).abs().amax((0, 2))
+    assert moved[:7].max() < 1e-10 < 1e-3 < moved[7:].min()
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+@torch.no_grad()
+def test_decoding_with_a_cache_and_padding_equals_the_full_pass(kind, positions):
+    model, (long, short) = model_of(kind, positions), tokens_of(2, 12).split(1)
+    short = short[:, :8]
+    padded = torch.cat([long, nnf.pad(short, (4, 0))])
+    places = torch.stack([torch.arange(12), (torch.arange(12) - 4).clamp(min=0)])
+    mask = padding_mask(torch.tensor([12, 8]), 12, side="left")
+    full = model(padded, mask=mask, positions=places)
+    assert (full[0] - model(long)[0]).abs().max() < 1e-10
+    assert (full[1, 4:] - model(short)[0]).abs().max() < 1e-10
+    caches, pieces = model.make_caches(2), []
+    for start, stop in ((0, 5), (5, 6), (6, 9), (9, 12)):
+        seen = dict(mask=mask[..., :stop], positions=places[:, start:stop])
+        pieces.append(model(padded[:, start:stop], cache=caches, **seen))
+    decoded = torch.cat(pieces, dim=1)
+    assert (decoded[0] - full[0]).abs().max() < 1e-10
+    assert (decoded[1, 4:] - full[1, 4:]).abs().max() < 1e-10
+    plain = torch.cat([model(long[:, i : i + 1], cache=c) for c in [model.make_caches(1)] for i in range(12)], dim=1)
+    assert (plain - model(long)).abs().max() < 1e-10
+
+
+def test_a_learned_position_is_the_row_of_its_number():
+    model, tokens = model_of(), tokens_of(2, 5)
+    places = torch.tensor([[3, 1, 4, 1, 5], [0, 1, 2, 3, 4]])
+    with torch.no_grad():
+        out = model(tokens, positions=places)
+        assert torch.allclose(out[1], model(tokens)[1], atol=1e-12)
+        model.position_embedding.weight[4, 0] += 1  # not all: a norm takes a mean away
+        moved = (model(tokens, positions=places) - out).abs().amax(-1)
+    assert (moved[0, :2] < 1e-12).all() and moved[0, 2] > 1e-3
+    assert (moved[1, :4] < 1e-12).all() and moved[1, 4] > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), [("multi_head", V), ("boosted", 8192)])
+@pytest.mark.filterwarnings("error:linear_cross_entropy")
+def test_the_training_step_compiles_whole(kind, vocab_size):
+    model = LanguageModel(config_of(kind, vocab_size=vocab_size, max_length=80))
+    tokens, targets = tokens_of(2, 80), tokens_of(2, 80, seed=2)
+    loss = model(tokens, targets)
+    loss.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    again = compiled(tokens, targets)
+    again.backward()
+    assert abs(again - loss) < 1e-5
+    for name, p in model.named_parameters():
+        assert torch.allclose(p.grad, wanted[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast(kind):
+    model, tokens = model_of(kind, dtype=torch.float32, scale=1), tokens_of(2, 12)
+    exact = model(tokens, tokens).item()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens, tokens)
+        said = model.generate(tokens, 3, temperature=0)
+    loss.backward()
+    assert loss.dtype == torch.float32 and abs(loss.item() - exact) < 0.01
+    assert said.shape == (2, 15)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_the_loss(dtype):
+    """A loss in bfloat16 would be off by up to 0.03; large logits, so that chunks would be taken."""
+    model = LanguageModel(config_of(vocab_size=8192, max_length=160), dtype=dtype)
+    tokens = tokens_of(2, 160)
+    loss = model(tokens, tokens)
+    exact = LanguageModel(config_of(vocab_size=8192, max_length=160))(tokens, tokens)
+    (2.0**14 * loss).backward()
+    assert loss.dtype == torch.float32 and abs(loss - exact) < 0.005
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_dropout_works_while_training_only():
+    model = model_of("boosted", dropout=0.3, attention_options={"dropout": 0.3})
+    tokens = tokens_of()
+    torch.manual_seed(0)
+    assert torch.equal(model(tokens), model(tokens))
+    model.train()
+    assert not torch.equal(model(tokens), model(tokens))
+
+
+def test_no_sequences():
+    model = model_of("boosted")
+    none = torch.empty(0, 5, dtype=torch.int64)
+    assert model(none).shape == (0, 5, V)
+    assert model(none, none, reduction="sum") == 0 and model(none, none).isnan()
+    assert model.generate(none, 3).shape[0] == 0
+
+
+# ---- The loss ----
+
+
+def loss_and_gradients(h, W, y, reduction, loss):
+    h, W = h.clone().requires_grad_(), W.clone().requires_grad_()
+    value = loss(h, W, y, reduction)
+    return value.detach(), *torch.autograd.grad(value, (h, W))
+
+
+def plain_loss(h, W, y, reduction):
+    return nnf.cross_entropy(h @ W.T, y, reduction=reduction)
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (F64, 1e-12)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignored", [0, 0.3, 1])
+@pytest.mark.parametrize(("N", "size"), [(7, 23), (600, 4096)])
+def test_both_forms_of_the_loss_agree(dtype, near, reduction, ignored, N, size, monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    h, W = torch.randn(N, 8, generator=g).to(dtype), torch.randn(size, 8, generator=g).to(dtype)
+    y = torch.randint(size, (N,), generator=g)
+    y[torch.rand(N, generator=g) < ignored] = -100
+    ours = lambda h, W, y, reduction: next_token_loss(h, W, y, reduction=reduction)
+    want = loss_and_gradients(h, W, y, reduction, plain_loss)
+    forms = [loss_and_gradients(h, W, y, reduction, ours)]
+    if hasattr(nnf, "linear_cross_entropy"):
+        monkeypatch.delattr(nnf, "linear_cross_entropy")  # as in an older torch
+        forms.append(loss_and_gradients(h, W, y, reduction, ours))
+    for form in forms:
+        if reduction == "mean" and ignored == 1:
+            assert form[0].isnan()  # the mean of nothing
+            continue
+        for got, wanted in zip(form, want):
+            assert (got - wanted).abs().max() <= near * max(1, wanted.abs().max())
+
+
+@pytest.mark.skipif(not hasattr(nnf, "linear_cross_entropy"), reason="an older torch")
+def test_a_large_loss_goes_by_chunks(monkeypatch):
+    seen = []
+    whole = nnf.linear_cross_entropy
+    monkeypatch.setattr(nnf, "linear_cross_entropy", lambda *a, **o: seen.append(o) or whole(*a, **o))
+    loss = lambda N, dtype: next_token_loss(
+        torch.zeros(N, 4, dtype=dtype), torch.zeros(4096, 4, dtype=dtype), torch.zeros(N, dtype=torch.int64)
+    )
+    for dtype in (torch.float32, F64):
+        loss(300, dtype)
+    assert [options["options"].batch_chunk_size for options in seen] == [256, 256]
+    loss(200, torch.float32)  # small
+    loss(300, torch.bfloat16)
+    loss(300, torch.float16)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss(300, torch.float32)
+    assert len(seen) == 2
+
+
+def test_the_model_takes_its_loss_from_its_logits():
+    for tied in (True, False):
+        model, tokens = model_of("boosted", tie_embeddings=tied), tokens_of()
+        targets = tokens_of(seed=2)
+        targets[0, :4] = -100
+        scored = nnf.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+        assert abs(model(tokens, targets, reduction="sum") - scored) < 1e-10
+        assert abs(model(tokens, targets) - scored / (targets != -100).sum()) < 1e-10
+
+
+# ---- Drawing ----
+
+logit_rows = st.lists(st.integers(-60, 60).map(lambda x: x / 4), min_size=1, max_size=12)
+shares = st.integers(0, 99).map(lambda x: (x + 0.1234) / 100)  # never the exact share of some tokens
+
+
+@settings(deadline=None, max_examples=100)
+@given(logit_rows, st.floats(0.05, 20), st.integers(1, 15), shares)
+def test_what_the_filters_keep(row, temperature, k, p):
+    logits = torch.tensor(row, dtype=F64)
+    plain = next_token_probabilities(logits, temperature=temperature)
+    assert torch.allclose(plain, (logits / temperature).softmax(-1), atol=1e-12)
+    few = next_token_probabilities(logits, temperature=temperature, top_k=k)
+    rank = torch.empty_like(logits)
+    rank[logits.argsort(descending=True, stable=True)] = torch.arange(len(row), dtype=F64)
+    wanted = plain.where(rank < k, 0)
+    assert torch.allclose(few, wanted / wanted.sum(), atol=1e-12)
+    nucleus = next_token_probabilities(logits, temperature=temperature, top_p=p)
+    kept = nucleus > 0
+    assert abs(nucleus.sum() - 1) < 1e-12 and kept[logits.argmax()]
+    assert plain[kept].sum() >= p - 1e-9  # enough
+    least = plain[kept].min()
+    assert kept.sum() == 1 or plain[kept].sum() - least < p + 1e-9  # and no more than enough
+    assert (plain[~kept] <= least + 1e-12).all()  # the most probable ones
+    both = next_token_probabilities(logits, temperature=temperature, top_k=k, top_p=p)
+    alone = next_token_probabilities(few.log(), top_p=p)
+    assert torch.allclose(both, alone, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_extreme_logits(dtype):
+    logits = torch.tensor([-6e4, 0.0, 6e4, -math.inf], dtype=dtype)
+    for options in (dict(), dict(temperature=1e-30), dict(temperature=0), dict(top_k=2), dict(top_p=1e-9)):
+        p = next_token_probabilities(logits, **options)
+        assert p.dtype == torch.float32 and p.tolist() == [0, 0, 1, 0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1e-30, 0.1, 1.0]), min_size=2, max_size=9), st.integers(0, 2**53 - 1))
+def test_no_token_without_a_chance_is_drawn(weights, grain):
+    p = torch.tensor([[*weights, 1.0, 0.0]], dtype=F64)
+    p /= p.sum()
+    chosen = language_model._draw_token(p, torch.tensor([grain / 2**53], dtype=F64))
+    assert p[0, chosen] > 0
+
+
+def test_tokens_are_drawn_as_often_as_they_should():
+    p = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=F64)
+    u = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=F64)
+    often = torch.bincount(language_model._draw_token(p.expand(20_000, 4), u), minlength=4) / 20_000
+    assert (often - p).abs().max() < 0.015
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+@pytest.mark.parametrize("options", [dict(temperature=0), dict(temperature=0.9, top_k=9, top_p=0.95)], ids=str)
+def test_a_batch_with_padding_and_a_cache_says_what_each_says_alone(kind, positions, options):
+    model, tokens = model_of(kind, positions), tokens_of(3, 7)
+    lengths = torch.tensor([7, 1, 4])
+    said = model.generate(tokens, 12, lengths=lengths, seed=8, **options)
+    assert torch.equal(said[:, :7], tokens)
+    assert torch.equal(said, model.generate(tokens, 12, lengths=lengths, seed=8, cache=False, **options))
+    for b, length in enumerate(lengths.tolist()):
+        alone = model.generate(tokens[b : b + 1, 7 - length :], 12, seed=8 + b, **options)
+        assert torch.equal(alone[0], said[b, 7 - length :])
+
+
+def test_greedy_takes_the_largest_logit():
+    model, tokens = model_of("boosted"), tokens_of(2, 4)
+    said = model.generate(tokens, 6, temperature=0)
+    with torch.no_grad():
+        assert torch.equal(model(said[:, :-1])[:, 3:].argmax(-1), said[:, 4:])
+
+
+def test_the_seed_decides_and_nothing_else():
+    model, tokens = model_of("boosted", scale=2), tokens_of(2, 4)
+    one = model.generate(tokens, 10, seed=1)
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    assert torch.equal(one, model.generate(tokens, 10, seed=1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(one, model.generate(tokens, 10, seed=3))
+
+
+def test_a_sequence_ends():
+    model, tokens = model_of("boosted"), tokens_of(3, 4)
+    free = model.generate(tokens, 12, seed=1)
+    end = free[0, 6].item()
+    stopped = model.generate(tokens, 12, seed=1, end=end)
+    for row, wanted in zip(stopped[:, 4:], free[:, 4:]):
+        places = (wanted == end).nonzero()
+        first = places[0].item() if len(places) else len(wanted)
+        assert torch.equal(row[:first], wanted[: len(row)][:first]) and (row[first:] == end).all()
+    only = model.generate(tokens[:1], 12, seed=1, end=end)
+    assert only.shape[1] == 4 + (free[0, 4:] == end).nonzero()[0].item() + 1  # the rest is left out
+
+
+def test_generation_leaves_the_model_as_it_was():
+    model = model_of("boosted", dropout=0.5).train()
+    tokens = tokens_of(2, 4)
+    one = model.generate(tokens, 8, temperature=0)
+    assert model.training and torch.equal(one, model.generate(tokens, 8, temperature=0))
+    assert not model.eval().generate(tokens, 1).requires_grad and not model.training
+    with pytest.raises(ValueError):
+        model.train().generate(tokens + V, 2)
+    assert model.training
+
+
+def test_a_rotary_model_may_go_on_beyond_its_length():
+    said = model_of("boosted", "rotary").generate(tokens_of(1, 4), T + 5)
+    assert said.shape == (1, T + 9)
+
+
+# ---- Files ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_and_read_again(tmp_path, dtype, tied):
+    config = config_of("mixed", "rotary", tie_embeddings=tied, normalizer="dyt")
+    model = LanguageModel(config, seed=4, dtype=dtype)
+    model.save_pretrained(tmp_path / "deep" / "folder")
+    state = torch.get_rng_state()
+    again = LanguageModel.from_pretrained(tmp_path / "deep" / "folder")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert again.config == config and not again.training
+    for (name, one), (other_name, other) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+        assert name == other_name and one.dtype == other.dtype and torch.equal(one, other)
+    assert all(p.requires_grad for p in again.parameters())
+    assert sorted(path.name for path in (tmp_path / "deep" / "folder").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert LanguageModel.from_pretrained(tmp_path / "deep" / "folder", dtype=F64).head_weight.dtype == F64
+
+
+def test_saving_again_replaces(tmp_path):
+    one, other = (LanguageModel(config_of("boosted"), seed=seed) for seed in (1, 2))
+    one.save_pretrained(tmp_path)
+    held = LanguageModel.from_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    assert torch.equal(held.head_weight, one.head_weight)
+    assert torch.equal(LanguageModel.from_pretrained(tmp_path).head_weight, other.head_weight)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    LanguageModel(config_of("boosted")).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def refuses(folder, *parts):
+    with pytest.raises(ValueError) as caught:
+        LanguageModel.from_pretrained(folder)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_missing_files(saved, tmp_path):
+    refuses(tmp_path / "nowhere", "nowhere: got no config.json")
+    (saved / "model.safetensors").unlink()
+    refuses(saved, "got no model.safetensors in it")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_weights_cut_off(saved, keep):
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    refuses(saved, "model.safetensors: got a damaged file")
+
+
+def test_a_flipped_bit(saved):
+    path = saved / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-17] ^= 4
+    path.write_bytes(content)
+    refuses(saved, "weights that do not add up to their checksum")
+
+
+def test_a_pickle_is_not_read(saved):
+    torch.save({"x": torch.zeros(3)}, saved / "model.safetensors")
+    refuses(saved, "a damaged file")
+
+
+def test_weights_of_another_program(saved):
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(3)}, saved / "model.safetensors")
+    refuses(saved, "the file of another program or version")
+
+
+def test_weights_and_config_of_two_models(saved, tmp_path):
+    LanguageModel(config_of()).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "config.json").replace(saved / "config.json")
+    refuses(saved, "the weights of another config than that in config.json")
+
+
+def test_weights_that_do_not_fit_their_own_config(saved):
+    model = LanguageModel(config_of("boosted"))
+    object.__setattr__(model.config, "n_layers", 3)
+    model.save_pretrained(saved)
+    refuses(saved, "blocks.2.attention_norm.weight missing", "as config.json says")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "the file of another program"),
+        ('{"format": "somebody else"}', "the file of another program"),
+        ('{"format": "gbattn language model 1"}', "no vocab_size"),
+        ('{"format": "gbattn language model 1", "vocab_size": 4, "wings": 2}', "the key 'wings'"),
+        ('{"format": "gbattn language model 1", "vocab_size": -4}', "vocab_size: got -4"),
+    ],
+)
+def test_a_damaged_config(saved, content, said):
+    (saved / "config.json").write_text(content)
+    refuses(saved, "config.json", said)
+
+
+def test_a_save_that_is_cut_off_leaves_the_old_model(saved, monkeypatch):
+    before = LanguageModel.from_pretrained(saved)
+
+    def full_disk(self, content):
+        with self.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(language_model.Path, "write_bytes", full_disk)
+    with pytest.raises(OSError):
+        LanguageModel(config_of("boosted"), seed=9).save_pretrained(saved)
+    monkeypatch.undo()
+    assert torch.equal(LanguageModel.from_pretrained(saved).head_weight, before.head_weight)
+
+
+# ---- The config ----
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["pre", "post", "none"]),
+    st.sampled_from([None, True, False]),
+)
+def test_a_config_goes_through_json(kind, tied, bias, norm, final_norm):
+    config = config_of(kind, tie_embeddings=tied, bias=bias, norm=norm, final_norm=final_norm)
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_nobody_changes_a_config_from_outside():
+    options, overrides = {"rounds": 2}, {0: {"dropout": 0.5}}
+    config = config_of(attention="boosted", attention_options=options, overrides=overrides)
+    options["rounds"], overrides[0]["dropout"] = 7, 0.0
+    assert config.attention_options == {"rounds": 2} and config.overrides == {0: {"dropout": 0.5}}
+    with pytest.raises(AttributeError):
+        config.d_model = 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(vocab_size=0), "vocab_size: got 0; want a positive integer"),
+        (dict(max_length=2.5), "max_length: got 2.5; want a positive integer"),
+        (dict(d_model=True), "d_model: got True"),
+        (dict(n_layers=-1), "n_layers: got -1"),
+        (dict(n_heads=3), "n_heads: got 3; want a divisor of d_model = 8"),
+        (dict(d_ffn=0), "d_ffn: got 0"),
+        (dict(attention="three_times"), "attention: got 'three_times'; want one of multi_head"),
+        (dict(norm="late"), "norm: got 'late'"),
+        (dict(normalizer="batchnorm"), "normalizer: got 'batchnorm'"),
+        (dict(ffn="tanh"), "ffn: got 'tanh'"),
+        (dict(positions="sinus"), "positions: got 'sinus'; want 'learned' or 'rotary'"),
+        (dict(dropout=1.0), "dropout: got 1.0"),
+        (dict(init_std=0.0), "init_std: got 0.0; want a finite positive number"),
+        (dict(tie_embeddings=1), "tie_embeddings: got 1; want True or False"),
+        (dict(bias="yes"), "bias: got 'yes'"),
+        (dict(final_norm=0), "final_norm: got 0; want True or False"),
+        (dict(attention_options=[1]), "attention_options: got [1]; want a dict"),
+        (dict(attention_options={"wings": 2}), "attention_options: got an unexpected keyword argument 'wings'"),
+        (dict(attention_options={"dropout": torch.zeros(1)}), "want what JSON can write"),
+        (dict(attention_options={"bias": False}), "attention_options: got 'bias'; want no 'bias'"),
+        (dict(attention_options={"rotary": 1e4}), "want none with positions='learned'"),
+        (dict(attention_options={"rotary": None}, positions="rotary"), "want a base with positions='rotary'"),
+        (dict(attention="twicing", attention_options={"dropout": 0.1}), "dropout: got 0.1; want 0"),
+        (dict(overrides=[{}]), "overrides: got [{}]; want a dict of layers"),
+        (dict(overrides={2: {}}), "overrides: got the layer 2; want layers from 0 to 1"),
+        (dict(overrides={"-1": {}}), "overrides: got the layer '-1'"),
+        (dict(overrides={0: {"d_model": 4}}), "overrides: got the key 'd_model'; want one of attention"),
+        (dict(overrides={0: "post"}), "overrides: got 'post'; want a dict"),
+        (dict(overrides={1: {"norm": "late"}}), "norm: got 'late'"),
+    ],
+)
+def test_config_errors(changes, said):
+    with pytest.raises(ValueError) as caught:
+        ModelConfig(**SMALL | changes)
+    assert said in str(caught.value)
+
+
+# ---- Errors of the model ----
+
+
+def calls(model, tokens):
+    caches = model.make_caches(2)
+    long = torch.zeros(2, T + 1, dtype=torch.int64)
+    return {
+        "tokens: got shape (9,); want integers (B, T)": lambda: model(tokens[0]),
+        "tokens: got shape (2, 0)": lambda: model(tokens[:, :0]),
+        "tokens: got dtype torch.float32": lambda: model(tokens.float()),
+        f"tokens: got 0 to {V}; want numbers from 0 to {V - 1}": lambda: model(torch.tensor([[0, V]])),
+        "tokens: got -1 to 2": lambda: model(torch.tensor([[2, -1]])),
+        f"tokens: got {T + 1} of them; want at most max_length = {T}": lambda: model(long),
+        "targets: got shape (2, 8); want shape (2, 9), as tokens": lambda: model(tokens, tokens[:, 1:]),
+        "targets: got dtype torch.int32; want torch.int64": lambda: model(tokens, tokens.int()),
+        f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
+        "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
+        "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
+        "positions: got shape (3,)": lambda: model(tokens, positions=torch.arange(3)),
+        "positions: got dtype torch.float32": lambda: model(tokens, positions=torch.arange(9.0)),
+        f"positions: got 12 to 20; want numbers from 0 to {T - 1}": lambda: model(
+            tokens, positions=torch.arange(12, 21)
+        ),
+        "prompt: got shape (9,)": lambda: model.generate(tokens[0], 2),
+        "max_new_tokens: got 0; want a positive integer": lambda: model.generate(tokens, 0),
+        f"max_new_tokens: got 9 tokens and 12 more; want at most max_length = {T}": lambda: model.generate(tokens, 12),
+        "temperature: got -0.5": lambda: model.generate(tokens, 2, temperature=-0.5),
+        "temperature: got nan": lambda: model.generate(tokens, 2, temperature=math.nan),
+        "top_k: got 0": lambda: model.generate(tokens, 2, top_k=0),
+        "top_p: got 1.5": lambda: model.generate(tokens, 2, top_p=1.5),
+        "lengths: got [9, 0]; want one real token or more": lambda: model.generate(
+            tokens, 2, lengths=torch.tensor([9, 0])
+        ),
+        "lengths: got [9, 10]": lambda: model.generate(tokens, 2, lengths=torch.tensor([9, 10])),
+        "lengths: got shape (1,); want shape (2,)": lambda: model.generate(tokens, 2, lengths=torch.tensor([9])),
+        f"end: got {V}": lambda: model.generate(tokens, 2, end=V),
+        "config: got dict; want a ModelConfig": lambda: LanguageModel({}),
+        "seed: got 1.5; want an integer": lambda: LanguageModel(model.config, seed=1.5),
+        "T: got 0": lambda: model_cost(model.config, 0),
+    }
+
+
+MODEL, TOKENS = model_of(), tokens_of(2, 9)
+
+
+@pytest.mark.parametrize("said", calls(MODEL, TOKENS))
+def test_model_errors(said):
+    with pytest.raises(ValueError) as caught:
+        calls(MODEL, TOKENS)[said]()
+    assert str(caught.value).startswith(said)
+
+
+def test_the_past_counts_too():
+    caches = MODEL.make_caches(2, T + 4)
+    with torch.no_grad():
+        MODEL(tokens_of(2, T - 1), cache=caches)
+        MODEL(tokens_of(2, 1), cache=caches)
+        with pytest.raises(ValueError, match=f"tokens: got {T + 1} of them; want at most max_length = {T}"):
+            MODEL(tokens_of(2, 1), cache=caches)
+
+
+def test_importing_loads_torch_and_numpy_only():
+    code = (
+        "import sys, gbattn.language_model\n"
+        "heavy = {'sklearn', 'matplotlib', 'safetensors', 'tokenizers', 'datasets', 'accelerate', 'scipy', 'pandas'}\n"
+        "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
