@@ -351,7 +351,7 @@ def _as_json(name: str, options: dict) -> str:
     except (TypeError, ValueError) as error:
         require(False, name, str(error), "what JSON can write")
 
-# %% ../nbs/13_language_model.ipynb #44fccd21
+# %% ../nbs/13_language_model.ipynb #00abea0d
 #| code-fold: true
 def _seed_of(seed: int, name: str) -> int:
     """A seed for a name, the same on every machine."""
@@ -492,8 +492,9 @@ class LanguageModel(nn.Module):
             `gbattn.attention.MultiHeadAttention`; padding is (B, 1, 1, S).
         positions : torch.Tensor, optional
             Integers (T,) or (B, T); counted from the start by default.
-        cache : list of KeyValueCache, optional
-            From `make_caches`. Then the tokens follow those in the cache.
+        cache : list, optional
+            One for each block, from `make_caches`. Then the tokens follow those in
+            it.
 
         Returns
         -------
@@ -821,7 +822,7 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     require(same, str(path), got, "the two files of one save_pretrained")
     return weights
 
-# %% ../nbs/13_language_model.ipynb #27fbb8ce
+# %% ../nbs/13_language_model.ipynb #abc6db7a
 class ParameterCount(NamedTuple):
     """``total`` numbers that are learned, of them ``embeddings``: in the tables of
     tokens and positions and in a head that is not tied; and the ``non_embedding``
@@ -877,7 +878,7 @@ def model_cost(
 
     Returns
     -------
-    Cost
+    gbattn.cost.Cost
         FLOPs of all matrix products, those that torch counts. Bytes moved and saved
         are those of attention and linear layers alone, so less than all.
 
