@@ -892,7 +892,7 @@ def _saves(run: _Run) -> bool:
     every = run.config.checkpoint_every
     return every is not None and run.step % every == 0
 
-# %% ../nbs/15_training.ipynb #c16bd86e
+# %% ../nbs/15_training.ipynb #8c763d61
 def train(
     model: nn.Module,
     corpus,
@@ -912,7 +912,7 @@ def train(
         each, for the summed loss in nats. It is trained in place, moved to
         accelerate's device, and left in evaluation mode with the weights that
         ``config.keep`` names.
-    corpus : Corpus
+    corpus : gbattn.corpora.Corpus
         Or anything with token numbers of shape (n,) as ``train`` and ``valid``.
     config : TrainConfig
         All settings.
