@@ -93,7 +93,7 @@ class Reading:
 readings = st.builds(Reading, st.integers(1, 12), st.integers(1, 6), st.integers(2, 9), st.integers(0, 10**6))
 
 
-@claim(readings, mutant=lambda p: (p.gradients(), p.by_chunks(target=0.0)))
+@claim(readings, tolerance=1e-10, mutant=lambda p: (p.gradients(), p.by_chunks(target=0.0)))
 def test_prop_loss_by_rows(p):
     """Loss and gradients are sums, or stacks, of those of chunks of rows."""
     return p.gradients(), p.by_chunks()
@@ -105,7 +105,7 @@ def downhill(p, mean=1.0):
     return -gradient, p.W[p.y] - mean * (p.h @ p.W.T).softmax(-1) @ p.W
 
 
-@claim(readings, mutant=lambda p: downhill(p, mean=0.0))
+@claim(readings, tolerance=1e-10, mutant=lambda p: downhill(p, mean=0.0))
 def test_prop_stream_residual(p):
     """The negative gradient of the loss is the target row minus the expected row."""
     return downhill(p)
@@ -148,6 +148,7 @@ class Silent:
 
 @claim(
     st.builds(Silent, st.integers(0, 10**6), st.integers(2, 8), st.integers(1, 8)),
+    tolerance=1e-10,
     mutant=lambda p: p.sides(p.U),
 )
 def test_prop_silent(p):
@@ -224,6 +225,7 @@ class Shifted:
 
 @claim(
     st.builds(Shifted, st.sampled_from([kind for kind, _ in ROTARY]), st.integers(0, 99), st.integers(1, 90)),
+    tolerance=1e-10,
     examples=20,
     mutant=lambda p: p.sides("learned"),
 )
