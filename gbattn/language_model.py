@@ -351,8 +351,13 @@ def _as_json(name: str, options: dict) -> str:
     except (TypeError, ValueError) as error:
         require(False, name, str(error), "what JSON can write")
 
-# %% ../nbs/13_language_model.ipynb #00abea0d
+# %% ../nbs/13_language_model.ipynb #d610bfd3
 #| code-fold: true
+def _check_seed(seed: int) -> None:
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+    require(whole, "seed", repr(seed), "an integer")
+
+
 def _seed_of(seed: int, name: str) -> int:
     """A seed for a name, the same on every machine."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4])
@@ -436,8 +441,7 @@ class LanguageModel(nn.Module):
             An initial weight depends on this, on the name of the weight and on its
             shape, and on nothing else: models that share a name share its weight.
         """
-        whole = isinstance(seed, Integral) and not isinstance(seed, bool)
-        require(whole, "seed", repr(seed), "an integer")
+        _check_seed(seed)
         for name, module in self.named_modules():
             if isinstance(module, Gate):
                 module.open_halfway()
@@ -633,6 +637,7 @@ class LanguageModel(nn.Module):
         """
         self._check_generate(prompt, max_new_tokens, lengths, end)
         _check_sampling(temperature, top_k, top_p)
+        _check_seed(seed)
         B, T = prompt.shape
         caches = self.make_caches(B, T + max_new_tokens) if cache and B else None
         chances = self._chances(seed, B, max_new_tokens, prompt.device)

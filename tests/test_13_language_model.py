@@ -929,6 +929,7 @@ def calls(model, tokens):
         ),
         "lengths: got [9, 10]": lambda: model.generate(tokens, 2, lengths=torch.tensor([9, 10])),
         "lengths: got shape (1,); want shape (2,)": lambda: model.generate(tokens, 2, lengths=torch.tensor([9])),
+        "seed: got None; want an integer": lambda: model.generate(tokens, 2, seed=None),
         f"end: got {V}": lambda: model.generate(tokens, 2, end=V),
         "config: got dict; want a ModelConfig": lambda: LanguageModel({}),
         "seed: got 1.5; want an integer": lambda: LanguageModel(model.config, seed=1.5),
