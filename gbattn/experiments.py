@@ -125,7 +125,7 @@ def welch(
     df = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
     return Welch(t, df, 2 * float(stdtr(df, -abs(t))))
 
-# %% ../nbs/16_perplexity.ipynb #53fcb532
+# %% ../nbs/16_perplexity.ipynb #7a5df9d5
 #| code-fold: true
 MEASURES: dict[str, Callable[[ModelConfig], int]] = {
     "parameters": lambda config: parameter_count(config).total,
@@ -187,8 +187,11 @@ def matched(
     )
     measure, wanted = MEASURES[by], MEASURES[by](target)
     step = 2 * config.n_heads if change == "d_model" else 1
-    sizes = range(step, 4096 * step, step)
     at = lambda size: measure(replace(config, **{change: size}))
+    largest = step
+    while at(largest) < wanted:
+        largest *= 2
+    sizes = range(step, largest + 1, step)
     place = bisect.bisect_left(sizes, wanted, key=at)
     size = min(
         sizes[max(place - 1, 0) : place + 1],

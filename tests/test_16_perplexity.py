@@ -1,0 +1,639 @@
+"""Chapter 16: claims with their mutants, matched sizes, names of runs, the queue and its faults, comparison, errors."""
+
+import itertools
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import replace
+from statistics import fmean, stdev
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn import experiments
+from gbattn.conventions import Record
+from gbattn.experiments import (
+    BOOSTED,
+    EXPERIMENTS,
+    FURTHER_ARMS,
+    MAIN_ARMS,
+    MEASURES,
+    STANDARD,
+    WIDER,
+    Arm,
+    CorpusSpec,
+    Experiment,
+    best_rates,
+    compare,
+    equal_time_width,
+    matched,
+    paired_interval,
+    records_of,
+    run,
+    welch,
+)
+from gbattn.language_model import LanguageModel, ModelConfig, model_cost
+
+SEED = st.integers(0, 2**32 - 1)
+
+
+# The claims
+
+
+@claim(SEED, tolerance=1e-10, mutant=lambda s: (differences_variance(s)[0], differences_variance(s)[2]))
+def test_prop_pairing(s):
+    """The variance of the differences is the sum of the variances less twice the covariance."""
+    return differences_variance(s)[:2]
+
+
+def differences_variance(s):
+    random = np.random.default_rng(s)
+    a = random.normal(size=int(random.integers(2, 12)))
+    b = random.normal(size=a.size) + random.normal() * a
+    apart, covariance = (b - a).var(ddof=1), np.cov(a, b)
+    return apart, covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], covariance[0, 0] + covariance[1, 1]
+
+
+def share_separated(n):
+    """Of all ways to deal 2n sorted runs to two models, those that separate them."""
+    deals = list(itertools.combinations(range(2 * n), n))
+    apart = sum(max(mine) == n - 1 or min(mine) == n for mine in deals)
+    return np.float64(apart / len(deals))
+
+
+@claim(
+    st.integers(1, 6),
+    tolerance=1e-12,
+    mutant=lambda n: (share_separated(n), np.float64(math.factorial(n) ** 2 / math.factorial(2 * n))),
+)
+def test_prop_separated_bars(n):
+    """All runs of one of two equal models lie below all of the other with probability 2 (n!)² / (2n)!."""
+    return share_separated(n), np.float64(2 * math.factorial(n) ** 2 / math.factorial(2 * n))
+
+
+def test_bars_of_two_runs_end_at_the_runs():
+    runs = np.random.default_rng(0).normal(size=(50, 2))
+    ends = np.stack([runs.mean(1) - runs.std(1), runs.mean(1) + runs.std(1)], 1)
+    np.testing.assert_allclose(ends, np.sort(runs, 1), atol=1e-12)
+
+
+def layer_flops(attention, d, T):
+    """Forward, per token, of one block as the library counts it."""
+    shape = dict(vocab_size=2, max_length=T, n_heads=1, d_model=d, attention=attention)
+    one, two = (model_cost(ModelConfig(n_layers=n, **shape)).forward_flops for n in (1, 2))
+    return (two - one) / T
+
+
+def rival(d, T, ratio):
+    return np.array([layer_flops("multi_head", d, T), 24 * (ratio * d) ** 2 + 4 * T * ratio * d])
+
+
+def counted(d, T):
+    return np.array([24.0 * d * d + 4 * T * d, layer_flops("boosted", d, T)])
+
+
+@claim(
+    st.tuples(st.sampled_from([8, 16, 64]), st.integers(1, 600)),
+    tolerance=1e-10,
+    examples=12,
+    mutant=lambda p: (rival(*p, math.sqrt(17 / 12)), counted(*p)),
+)
+def test_prop_rival(p):
+    """A standard layer of width ϱd has the FLOPs of a boosted one of width d."""
+    d, T = p
+    tau = T / d
+    return rival(d, T, (-tau + math.sqrt(tau**2 + 48 * tau + 204)) / 12), counted(d, T)
+
+
+def test_the_rival_grows_from_one_limit_to_the_other():
+    tau = np.logspace(-6, 6, 200)
+    ratio = (-tau + np.sqrt(tau**2 + 48 * tau + 204)) / 12
+    assert (np.diff(ratio) > 0).all()
+    assert ratio[0] == pytest.approx(math.sqrt(17 / 12), abs=1e-5) and ratio[-1] == pytest.approx(2, abs=1e-4)
+
+
+# Matched sizes
+
+SMALL = dict(vocab_size=100, max_length=16, n_layers=2, n_heads=2)
+
+
+@pytest.mark.parametrize("by", list(MEASURES))
+@pytest.mark.parametrize("d", [16, 40])
+def test_the_match_is_the_nearest_admissible(by, d):
+    standard, target = ModelConfig(**SMALL, d_model=d), ModelConfig(**SMALL, d_model=d, attention="boosted")
+    found = matched(standard, target, by)
+    measure, wanted = MEASURES[by], MEASURES[by](target)
+    off = lambda **size: abs(measure(replace(standard, **size)) - wanted)
+    widths = range(4, 121, 4)
+    assert found["d_model"] == min(widths, key=lambda width: off(d_model=width))
+    width = found["d_model"]
+    assert found["d_ffn"] == min(range(4, 8 * width, 4), key=lambda f: off(d_model=width, d_ffn=f))
+
+
+def test_a_deeper_match_and_the_published_width():
+    shape = dict(vocab_size=16_384, max_length=256, n_layers=4, n_heads=4, d_model=256)
+    standard, boosted = ModelConfig(**shape), ModelConfig(**shape, attention="boosted")
+    assert MEASURES["parameters"](boosted) == 8_734_208
+    assert MEASURES["parameters"](replace(standard, d_model=288)) == 8_789_184
+    assert matched(standard, boosted)["d_model"] == 288
+    deep = matched(standard, boosted, change="n_layers")
+    assert set(deep) == {"n_layers", "d_ffn"} and deep["n_layers"] in (5, 6)
+    # one step of d_ffn is 4 (2 d + 1) parameters a layer
+    assert abs(MEASURES["parameters"](replace(standard, **deep)) - 8_734_208) <= 2 * deep["n_layers"] * 513
+
+
+def test_a_model_matched_to_itself_stays():
+    config = ModelConfig(**SMALL, d_model=24)
+    assert matched(config, config) == {"d_model": 24, "d_ffn": 96}
+    assert matched(config, config, change="n_layers") == {"n_layers": 2, "d_ffn": 96}
+
+
+def record(arm, seed, loss, *, rate=1e-3, d_model=64, seconds=None, **more):
+    """A record as `run` makes it, as far as it is compared."""
+    s = dict(arm=arm, label=arm, seed=seed, learning_rate=rate, planned=1, corpus="text")
+    s |= dict(text={"fingerprint": "f"}, model=dict(attention="multi_head", overrides={}, d_model=d_model))
+    m = dict(test_loss=loss, valid_loss=loss, diverged=loss is None, parameters=10, non_embedding=5)
+    m |= dict(training_flops=7, seconds=2.0) if seconds is None else dict(training_flops=7, seconds_per_step=seconds)
+    return Record("toy", s | more, m)
+
+
+@settings(deadline=None)
+@given(st.floats(0.5, 3), st.sampled_from([64, 80, 96, 160]))
+def test_equal_time_inverts_a_power_law(power, width):
+    at = lambda w: 1e-3 * (w / 64) ** power
+    timed = [record("standard", 0, 1.0, seconds=at(64)), record("wider", 0, 1.0, d_model=96, seconds=at(96))]
+    slow = record("boosted", 0, 1.0, seconds=at(width))
+    slow.settings["model"] = slow.settings["model"] | {"attention": "boosted"}
+    assert equal_time_width([*timed, slow], "boosted", 4) == width
+
+
+# Names of runs
+
+
+def test_ids_are_those_of_the_committed_records():
+    """A changed id would orphan hours of runs."""
+    first = EXPERIMENTS["mini-sweep"].runs()[0]
+    assert first.name == f"standard-lr0.001-seed0-{first.id}"
+    assert first.id == "3b6ce67907d7"
+    assert EXPERIMENTS["blocks-postln"].runs()[-1].id == "c65f476e0833"
+
+
+def test_everything_that_decides_is_in_the_id_and_nothing_else():
+    one = EXPERIMENTS["mini-sweep"].runs()[0]
+    same = [
+        replace(one, arm=replace(one.arm, name="other", label="other")),
+        replace(one, experiment="other"),
+        replace(one, planned=7, varied={}),
+    ]
+    assert {other.id for other in same} == {one.id}
+    other_model = dict(d_model=72, n_layers=3, d_ffn=100, norm="post", dropout=0.2, attention="boosted", init_std=0.1)
+    other_train = dict(seed=9, learning_rate=1e-4, clip=None, warmup_steps=3, epochs=2, betas=(0.8, 0.9), compile=True)
+    other_text = dict(
+        name="x", vocab_size=2049, max_train_tokens=5, max_valid_tokens=6, fingerprint="0", tokenizer="published"
+    )
+    changed = [replace(one, model=replace(one.model, **{k: v})) for k, v in other_model.items()]
+    changed += [replace(one, train=replace(one.train, **{k: v})) for k, v in other_train.items()]
+    changed += [replace(one, corpus=replace(one.corpus, **{k: v})) for k, v in other_text.items()]
+    ids = [one.id, *(other.id for other in changed)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_default_may_be_stated():
+    one = EXPERIMENTS["mini-sweep"].runs()[0]
+    assert replace(one, train=replace(one.train, schedule="cosine")).id == one.id
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_the_declared_experiments_hold_together(name):
+    experiment = EXPERIMENTS[name]
+    arms = tuple(arm for arm in experiment.arms if arm.equal_in != "time")
+    runs = replace(experiment, arms=arms, seeds=experiment.seeds[:1]).runs()
+    assert len({one.id for one in runs}) == len(runs)
+    assert {one.planned for one in runs} == {len(runs)}
+    if name.startswith("ladder"):  # as many tokens a parameter as mini
+        share = lambda e: e.corpus.max_train_tokens / MEASURES["parameters"](e.model_of(STANDARD))
+        assert share(experiment) == pytest.approx(share(EXPERIMENTS["mini"]), rel=1e-2)
+    rival = {arm.name: experiment.model_of(arm) for arm in arms}
+    if {"wider", "boosted_residual"} <= set(rival) and not name.startswith("paper"):
+        sizes = [MEASURES["parameters"](rival[arm]) for arm in ("wider", "boosted_residual")]
+        assert sizes[0] == pytest.approx(sizes[1], rel=5e-3)
+
+
+def test_arms_of_a_seed_start_from_the_same_weights_by_name():
+    runs = [one for one in EXPERIMENTS["quick"].runs() if one.arm.name in ("standard", "boosted_residual")]
+    for seed in (1, 2):
+        one, two = (LanguageModel(r.model, seed=r.seed).state_dict() for r in runs if r.seed == seed)
+        shared = [name for name in one if name in two]
+        assert len(shared) == len(one) and all((one[name] == two[name]).all() for name in shared)
+
+
+# The queue
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    (folder / "tiny").mkdir()
+    words = np.random.default_rng(0).choice(["a cat", "the dog", "sat", "ran", "on a mat", "and"], 4000)
+    for split, n in (("train", 4000), ("valid", 300), ("test", 300)):
+        (folder / "tiny" / f"{split}.txt").write_text(" ".join(words[:n]) + "\n")
+    os.environ["GBATTN_CACHE"] = str(folder / "cache")
+    return folder
+
+
+TINY = Experiment(
+    name="tiny",
+    question="a test",
+    corpus=CorpusSpec(name="tiny", vocab_size=260),
+    model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2, dropout=0.1),
+    train=dict(steps=8, batch_size=4, evaluate_every=4, log_every=2, learning_rate=1e-3, warmup_steps=2),
+    arms=(STANDARD, BOOSTED),
+    seeds=(1, 2),
+)
+
+
+def go(corpora, place, experiment=TINY, **options):
+    return run(experiment, folder=place / "results", work=place / "work", corpora=corpora, progress=False, **options)
+
+
+def in_files(record):
+    """The order of the file names."""
+    return record.settings["arm"], record.settings["seed"]
+
+
+def untimed(records):
+    return [{k: v for k, v in r.measured.items() if "seconds" not in k} for r in records]
+
+
+@pytest.fixture(scope="module")
+def finished(corpora, tmp_path_factory):
+    place = tmp_path_factory.mktemp("finished")
+    return place, go(corpora, place)
+
+
+def test_a_record_is_complete(finished):
+    place, records = finished
+    assert len(records) == 4
+    wanted = ["parameters", "non_embedding", "training_flops", "tokens", "seconds", "steps", "best_step", "diverged"]
+    wanted += [
+        f"{split}_{what}" for split in ("valid", "test") for what in ("loss", "perplexity", "bits_per_byte", "tokens")
+    ]
+    wanted += ["train_step", "train_loss", "curve_step", "curve_loss"]
+    settings = ["id", "arm", "seed", "learning_rate", "warmup", "norm", "final_norm", "planned", "steps", "d_model"]
+    settings += ["n_layers", "corpus", "text", "model", "train"]
+    for one, found in zip(TINY.runs(), records):
+        assert set(wanted) <= set(found.measured) and set(settings) <= set(found.settings)
+        assert found.settings["text"]["fingerprint"] and found.settings["id"] == one.id
+        assert {"commit", "command", "torch", "threads", "device", "accelerate"} <= set(found.provenance)
+        m = found.measured
+        assert m["tokens"] == 8 * 4 * 16 and m["training_flops"] == 8 * model_cost(one.model, 16, 4).training_flops
+        assert m["test_perplexity"] == pytest.approx(math.exp(m["test_loss"]))
+        assert m["curve_step"] == [4, 8] and min(m["curve_loss"]) == pytest.approx(m["best_loss"], abs=1e-5)
+        model = LanguageModel.from_pretrained(place / "work" / one.id / "model")
+        assert model.config == one.model
+        assert not (place / "work" / one.id / "checkpoints").exists()
+
+
+def test_what_is_finished_is_not_run_again(finished, corpora, monkeypatch):
+    place, records = finished
+    monkeypatch.setattr(experiments, "_perform", None)
+    assert go(corpora, place) == records
+    assert records_of("tiny", place / "results") == sorted(records, key=in_files)
+
+
+def test_another_experiment_takes_over_the_same_run(finished, corpora, monkeypatch):
+    place, records = finished
+    monkeypatch.setattr(experiments, "_perform", None)
+    other = replace(TINY, name="other", arms=(replace(STANDARD, name="plain"),))
+    found = go(corpora, place, other)
+    assert untimed(found) == untimed(records[::2])
+    assert [(r.experiment, r.settings["arm"], r.settings["planned"]) for r in found] == [("other", "plain", 2)] * 2
+
+
+def test_a_changed_default_is_found_out(finished, corpora):
+    place, records = finished
+    path = next((place / "results" / "tiny").glob("standard-seed1*"))
+    kept = path.read_text()
+    changed = json.loads(kept)
+    changed["settings"]["train"]["final_fraction"] = 0.5
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"other settings: train\.final_fraction; want those of the run"):
+        go(corpora, place)
+    path.write_text(kept)
+
+
+def test_shards_do_each_run_once(corpora, tmp_path, monkeypatch):
+    performed = []
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: performed.append(one.id) or made(one))
+    assert len(go(corpora, tmp_path, shard=(1, 3))) == 2
+    assert len(go(corpora, tmp_path, shard=(2, 3))) == 3
+    assert len(go(corpora, tmp_path, shard=(3, 3))) == 4
+    assert sorted(performed) == sorted(one.id for one in TINY.runs())
+
+
+def made(one):
+    measured = dict(diverged=False, test_loss=1.0, valid_loss=1.0, test_perplexity=2.7, seconds=1.0, parameters=1)
+    text = one.settings["text"] | {"fingerprint": "f"}
+    return Record(one.experiment, one.settings | {"text": text}, measured)
+
+
+def test_workers_side_by_side_share_the_runs(corpora, tmp_path, monkeypatch):
+    performed = []
+
+    def perform(one, *_):
+        performed.append(one.id)
+        time.sleep(0.05)
+        return made(one)
+
+    monkeypatch.setattr(experiments, "_perform", perform)
+    many = replace(TINY, seeds=tuple(range(10)))
+    threads = [threading.Thread(target=go, args=(corpora, tmp_path, many)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(performed) == sorted(one.id for one in many.runs())
+
+
+def test_a_run_that_another_holds_is_left_to_it(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one))
+    held = TINY.runs()[1]
+    (tmp_path / "work" / held.id).mkdir(parents=True)
+    with FileLock(tmp_path / "work" / held.id / "lock"):
+        found = go(corpora, tmp_path)
+        assert len(found) == 3 and held.id not in {r.settings["id"] for r in found}
+    assert len(go(corpora, tmp_path)) == 4
+
+
+def test_killed_and_started_again_the_curve_is_the_same(finished, corpora, tmp_path):
+    """SIGKILL in mid-run, then two workers: the records of runs that were never stopped, but for their times."""
+    experiment = replace(TINY, train=TINY.train | dict(steps=40, checkpoint_every=2))
+    code = """
+    import pickle, sys
+    from gbattn.experiments import run
+    experiment, options = pickle.load(sys.stdin.buffer)
+    print(len(run(experiment, progress=False, **options)))
+    """
+    options = dict(folder=tmp_path / "results", work=tmp_path / "work", corpora=corpora)
+
+    def start(workers):
+        """A process that runs the experiment, and what it is to read."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment, **pipes)
+        return process, pickle.dumps((experiment, options | {"workers": workers}))
+
+    process, given_ = start(1)
+    process.stdin.write(given_)
+    process.stdin.close()
+    while not list((tmp_path / "work").glob("*/checkpoints/step-*")) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        stream.close()
+    assert len(records_of("tiny", tmp_path / "results")) < 4
+    process, given_ = start(2)
+    out, err = process.communicate(given_)
+    assert process.returncode == 0 and int(out) == 4, err.decode()
+    lines = [line.split(" ")[2] for line in err.decode().splitlines() if line.startswith("tiny ")]
+    assert len(lines) == len(set(lines)) >= 1
+    (tmp_path / "whole").mkdir()
+    whole = sorted(go(corpora, tmp_path / "whole", experiment), key=in_files)
+    assert untimed(whole) == untimed(records_of("tiny", tmp_path / "results"))
+
+
+def test_a_worker_that_fails_is_reported(corpora, tmp_path):
+    broken = replace(TINY, train=TINY.train | dict(warmup_steps=8))
+    with pytest.raises(RuntimeError, match="2 of 2 workers ended with an error; what is finished is kept"):
+        go(corpora, tmp_path, broken, workers=2)
+
+
+def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
+    def burst(*args, **options):
+        raise FloatingPointError("loss is nan in step 3")
+
+    monkeypatch.setattr(experiments, "train", burst)
+    found = go(corpora, tmp_path)
+    assert len(found) == 4 and all(r.measured["diverged"] and r.measured["test_loss"] is None for r in found)
+    assert found[0].measured["why"] == "loss is nan in step 3"
+    guess = SimpleNamespace(step=[8], seconds=[1.0], loss=[6.0], validation_step=[8], validation_loss=[6.0])
+    guess.best_step, guess.best_loss = 8, 6.0
+    monkeypatch.setattr(experiments, "train", lambda *args, **options: guess)
+    found = go(corpora, tmp_path / "guess")
+    assert all(r.measured["diverged"] and "no better than a guess" in r.measured["why"] for r in found)
+    with pytest.raises(ValueError, match="only runs of standard that diverged; want one that did not"):
+        best_rates(found)
+    row = compare(found)[0]
+    assert row.n == 0 and row.diverged == 2 and row.mean == math.inf and row.difference is None
+
+
+# The sweep and what takes its rates
+
+
+def test_rates_come_from_the_sweep(tmp_path):
+    losses = {
+        ("standard", 1e-3): 2.0,
+        ("standard", 2e-3): 1.0,
+        ("boosted_residual", 1e-3): 1.0,
+        ("boosted_residual", 2e-3): None,
+    }
+    for (arm, rate), loss in losses.items():
+        for seed in (0, 1):
+            r = record(arm, seed, loss, rate=rate, planned=8)
+            Record("sweep", r.settings, r.measured).save(f"{arm}-{rate}-{seed}", tmp_path)
+    after = replace(
+        TINY, rates_from="sweep", arms=(STANDARD, BOOSTED, replace(BOOSTED, name="x", tuned_as="boosted_residual"))
+    )
+    rates = [one.train.learning_rate for one in after.tuned(tmp_path).runs()[:3]]
+    assert rates == [2e-3, 1e-3, 1e-3]
+    rates = [one.train.learning_rate for one in replace(after, rate_of="standard").tuned(tmp_path).runs()[:3]]
+    assert rates == [2e-3] * 3
+    unknown = replace(after, arms=(Arm(name="y"),))
+    with pytest.raises(ValueError, match="tuned_as: got y; want an arm of sweep"):
+        unknown.tuned(tmp_path)
+    next((tmp_path / "sweep").glob("*")).unlink()
+    with pytest.raises(ValueError, match="7 of the 8 runs of sweep; want all of them: run sweep first"):
+        after.tuned(tmp_path)
+
+
+def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):
+    timed = [("standard", 8, 1.0), ("wide", 16, 2.0), ("boosted_residual", 8, 2.0)]
+    for arm, width, seconds in timed:
+        r = record(arm, 0, 1.0, d_model=width, seconds=seconds, planned=3)
+        if arm.startswith("boosted"):
+            r.settings["model"]["attention"] = "boosted"
+        Record("sweep", r.settings, r.measured).save(arm, tmp_path)
+    arm = Arm(name="slow", equal_to=BOOSTED, equal_in="time", tuned_as="wide")
+    experiment = replace(TINY, rates_from="sweep", arms=(arm,))
+    assert experiment.tuned(tmp_path).runs()[0].model.d_model == 16
+    with pytest.raises(ValueError, match="by: got 'time'"):
+        experiment.runs()
+
+
+def test_further_arms_take_the_rate_of_an_arm_of_the_sweep():
+    assert {arm.tuned_as for arm in FURTHER_ARMS} <= {arm.name for arm in MAIN_ARMS}
+
+
+# The comparison
+
+
+@settings(deadline=None)
+@given(SEED, st.integers(2, 9), st.floats(0.5, 0.999))
+def test_the_paired_interval_is_that_of_scipy(s, n, confidence):
+    from scipy import stats
+
+    d = np.random.default_rng(s).normal(size=n).tolist()
+    ours = paired_interval(d, confidence)
+    theirs = stats.ttest_1samp(d, 0).confidence_interval(confidence)
+    assert ours == pytest.approx(tuple(theirs), rel=1e-9, abs=1e-12)
+    t = (ours[1] - fmean(d)) / (stdev(d) / math.sqrt(n))  # and by the definition
+    assert stats.t.cdf(t, n - 1) == pytest.approx((1 + confidence) / 2, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(SEED, st.integers(2, 9), st.integers(2, 9))
+def test_welch_is_that_of_scipy(s, n, m):
+    from scipy import stats
+
+    random = np.random.default_rng(s)
+    a, b = random.normal(size=n), 3 * random.normal(size=m) + 1
+    ours = welch(a.mean(), a.std(ddof=1), n, b.mean(), b.std(ddof=1), m)
+    theirs = stats.ttest_ind(a, b, equal_var=False)
+    assert ours.t == pytest.approx(theirs.statistic) and ours.p == pytest.approx(theirs.pvalue)
+    assert ours.df == pytest.approx(theirs.df)
+
+
+def test_compare_by_hand():
+    losses = {"standard": [110, 113, 116], "boosted": [108, 112, 113]}
+    records = [record(arm, seed, loss) for arm, of in losses.items() for seed, loss in enumerate(of)]
+    best, reference = compare(records)
+    assert (best.arm, best.n, best.mean, best.pairs, best.difference) == ("boosted", 3, 111, 3, -2)
+    assert best.sd == pytest.approx(stdev([108, 112, 113]))
+    assert (best.low, best.high) == pytest.approx((-2 - 4.30265 / 3**0.5, -2 + 4.30265 / 3**0.5), abs=1e-4)
+    assert reference.difference is None and (reference.parameters, reference.training_flops) == (10, 7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(6)), st.floats(-5, 5))
+def test_the_order_of_records_and_what_seeds_share_change_nothing(order, shift):
+    losses = {"standard": [5.0, 6.0, 5.5], "other": [4.8, 6.1, 5.2]}
+    plain = [record(arm, seed, loss) for arm, of in losses.items() for seed, loss in enumerate(of)]
+    same = {row.arm: row for row in compare(plain)}
+    for row in compare([plain[i] for i in order]):
+        assert row[4:7] == pytest.approx(same[row.arm][4:7], nan_ok=True)
+    moved = [
+        record(r.settings["arm"], r.settings["seed"], r.measured["test_loss"] + shift * r.settings["seed"])
+        for r in plain
+    ]
+    row = {row.arm: row for row in compare(moved)}["other"]
+    assert (row.difference, row.low, row.high) == pytest.approx(
+        (same["other"].difference, same["other"].low, same["other"].high), abs=1e-9
+    )
+
+
+def test_only_pairs_are_differences():
+    records = [
+        record("standard", 1, 5.0),
+        record("standard", 2, None),
+        record("other", 2, 4.0),
+        record("other", 1, 4.5),
+    ]
+    row = {row.arm: row for row in compare(records)}["other"]
+    assert (row.n, row.pairs, row.difference, row.low) == (2, 1, -0.5, None)
+    assert compare(records)[-1].diverged == 1
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: run("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
+        (lambda: run(TINY, workers=0), "workers: got 0; want a positive integer"),
+        (lambda: run(TINY, shard=(3, 2)), "shard: got (3, 2); want (k, n) with k from 1 to n"),
+        (lambda: paired_interval([1.0]), "differences: got 1 of them; want two or more"),
+        (lambda: paired_interval([1.0, 2.0], 1), "confidence: got 1; want a number between 0 and 1"),
+        (lambda: welch(1, 1, 1, 1, 1, 2), "n_a: got 1; want an integer, 2 or more"),
+        (lambda: welch(1, 0, 2, 1, 0, 2), "sd_a, sd_b: got (0, 0); want standard deviations, not both 0"),
+        (lambda: compare([]), "reference: got 'standard'; want one of the arms of the records, but there are none"),
+        (lambda: compare([record("standard", 1, 1.0)] * 2), "records: got two of arm standard and seed 1; want one"),
+        (lambda: compare([record("standard", 1, 1.0)], metric="x"), "metric: got 'x'; want one of test_loss"),
+        (
+            lambda: compare([record("standard", 1, 1.0), record("b", 1, 1.0, text={"fingerprint": "g"})]),
+            "records: got the text ('text', 'g'); want ('text', 'f'), as the first",
+        ),
+        (lambda: best_rates([], "test_loss"), "metric: got 'test_loss'; want one of valid"),
+        (
+            lambda: matched(ModelConfig(vocab_size=9), ModelConfig(vocab_size=9), "x"),
+            "by: got 'x'; want one of parameters",
+        ),
+        (
+            lambda: matched(ModelConfig(vocab_size=9), ModelConfig(vocab_size=9), change="x"),
+            "change: got 'x'; want 'd_model' or 'n_layers'",
+        ),
+        (
+            lambda: matched(ModelConfig(vocab_size=9, d_ffn=8), ModelConfig(vocab_size=9)),
+            "config: got d_ffn = 8; want d_ffn = None, to be set",
+        ),
+        (lambda: equal_time_width([], "boosted", 4), "slow: got 'boosted'; want an arm of the records"),
+        (
+            lambda: equal_time_width([record("a", 1, 1.0, seconds=1.0)], "a", 4),
+            "records: got multi-head widths [64]; want two or more",
+        ),
+        (
+            lambda: equal_time_width(
+                [record("a", 1, 1.0, seconds=1.0), record("b", 1, 1.0, d_model=80, seconds=1.0)], "a", 4
+            ),
+            "records: got a wider model that is no slower; want times that grow with the width",
+        ),
+        (lambda: Arm(name="a-b"), "name: got 'a-b'; want letters, digits, _ and ."),
+        (lambda: replace(TINY, seeds=(1, 1)), "seeds: got [1, 1]; want one or more, all different"),
+        (lambda: replace(TINY, arms=()), "arms: got []; want one or more, all different"),
+        (lambda: replace(TINY, model=dict(width=3)), "model: got ['width']; want fields of ModelConfig"),
+        (lambda: replace(TINY, train=dict(seed=3)), "train: got ['seed']; want fields of TrainConfig"),
+        (lambda: replace(TINY, arms=(Arm(name="a", train={"x": 1}),)), "arm a: got ['x']; want fields of TrainConfig"),
+        (lambda: replace(TINY, grid={"x": (1,)}), "grid: got ['x']; want fields of ModelConfig and TrainConfig"),
+        (lambda: replace(TINY, rate_of="x"), "rate_of: got x; want one of standard, boosted_residual"),
+        (lambda: CorpusSpec(name="nowhere").load("/"), "corpora: got /; want a folder that holds nowhere"),
+    ],
+)
+def test_errors_say_what_they_want(call, message):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert str(caught.value).startswith(message)
+
+
+def test_another_text_than_the_pinned_one_is_refused(corpora, monkeypatch):
+    with pytest.raises(
+        ValueError, match="tiny: got a text with fingerprint .*; want 000, the text that this experiment"
+    ):
+        CorpusSpec(name="tiny", vocab_size=260, fingerprint="000").load(corpora)
+    monkeypatch.setenv("GBATTN_CORPORA", str(corpora))
+    assert CorpusSpec(name="tiny", vocab_size=260).load().vocab_size == 260
+    monkeypatch.delenv("GBATTN_CORPORA")
+    with pytest.raises(ValueError, match="corpora: got nothing; want a folder that holds elsewhere"):
+        CorpusSpec(name="elsewhere").load()
+
+
+def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
+    with pytest.raises(ValueError, match="vocab_size: got [0-9]+; want 5000, as the model has"):
+        go(corpora, tmp_path, replace(TINY, corpus=CorpusSpec(name="tiny", vocab_size=5000)))
+
+
+def test_wider_is_equal_to_boosted():
+    config = TINY.model_of(WIDER)
+    assert abs(MEASURES["parameters"](config) / MEASURES["parameters"](TINY.model_of(BOOSTED)) - 1) < 0.05
