@@ -528,6 +528,17 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert curve(run(folder=tmp_path)) == curve(run())
 
 
+def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
+    def refused(path, target):
+        assert len([*path.iterdir()]) == 3 and not target.exists()
+        raise OSError("here the power fails")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the power fails"):
+        patched.setattr(Path, "rename", refused)
+        run(folder=tmp_path)
+    assert checkpoints(tmp_path) == {} and len([*tmp_path.iterdir()]) == 1
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "training.json"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "noise"])
 def test_a_damaged_checkpoint(tmp_path, name, damage):
@@ -597,7 +608,7 @@ class Exploding(Toy):
         if self.after < 0 and (self.training or self.what == "validation"):
             if self.what == "gradient":
                 return loss + (self.head.bias.sum() - self.head.bias.sum().detach()) * torch.inf
-            return loss * torch.nan
+            return loss * (torch.inf if self.what == "infinite loss" else torch.nan)
         return loss
 
 
@@ -617,6 +628,11 @@ def test_a_loss_that_is_not_finite_is_named_and_the_last_good_checkpoint_stays(t
     assert [*checkpoints(tmp_path)] == [12]
     resumed = run(Toy(), folder=tmp_path, steps=50, evaluate_every=50, log_every=log_every)
     assert resumed.validation_loss == good.validation_loss
+
+
+def test_an_infinite_loss():
+    with pytest.raises(FloatingPointError, match="loss is inf in step 5, .* the last good checkpoint is none"):
+        run(Exploding(5, "infinite loss"), steps=20)
 
 
 def test_a_gradient_that_is_not_finite():
