@@ -297,6 +297,8 @@ COLOURS: dict[str, str] = {
     "wider attention": "#a0522d",
     "Pre-LN": "#006d77",
     "Post-LN": "#9b5de5",
+    "Derf": "#7a0c54",
+    "DyT": "#4d7c0f",
 }
 
 

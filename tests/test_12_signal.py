@@ -1,0 +1,696 @@
+"""Chapter 12: the claims with their mutants; the theory against quadrature, exact Jacobians and networks; faults."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from claims import claim
+from gbattn.blocks import Block
+from gbattn.boosted import GradientBoostedAttention
+from gbattn.signal import (
+    VIT_B,
+    Sigmas,
+    attention_gain,
+    equiangular_tokens,
+    exact_norms,
+    initialize,
+    measure,
+    normalizer_kernels,
+    power_law_exponent,
+    recursion,
+    relu_kernels,
+    stretched_exponential,
+    tanh_mixture,
+)
+from gbattn.twicing import TwicingAttention
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    torch.manual_seed(0)
+
+
+class Problem:
+    """Tokens (n, d), scales, and a generator for more."""
+
+    def __init__(self, seed, n, s, share, rho):
+        self.rng = torch.Generator().manual_seed(seed)
+        self.n, self.d, self.s, self.q = n, 8, s, 0.5 + 2 * share
+        self.p = self.q * (-1 / (n - 1) + (1 + 1 / (n - 1)) * rho)
+
+    def normal(self, *size):
+        return torch.randn(*size, generator=self.rng, dtype=F64)
+
+    def rotation(self, d=None):
+        return torch.linalg.qr(self.normal(d or self.d, d or self.d)).Q
+
+    def tokens(self, q=None, p=None, d=None):
+        q, p = (self.q, self.p) if q is None else (q, p)
+        return equiangular_tokens(self.n, d or self.d, q0=q, p0=p, generator=self.rng, dtype=F64)[0]
+
+
+def problems(rho=(0.0, 1.0)):
+    return st.builds(
+        Problem, st.integers(0, 2**31), st.integers(2, 6), st.floats(0.2, 2.0), st.floats(0, 1), st.floats(*rho)
+    )
+
+
+def gram(x, d):
+    """Size and overlap, as means over all tokens and pairs."""
+    G = x @ x.mT / d
+    n = len(G)
+    return G.diagonal().mean(), (G.sum() - G.trace()) / (n * (n - 1))
+
+
+def pair_of_norms(M):
+    """J and K of Jacobians M (n, d, inputs)."""
+    n, d = M.shape[:2]
+    square = M.square().sum() / (n * d)
+    return square, (M.sum(0).square().sum() / d - n * square) / (n * (n - 1))
+
+
+# ---- the claims ----
+
+
+def attention_step(p, keep):
+    """One layer with W = ±σQ and states whose Gram matrices are exact, against the lemma."""
+    n, d = p.n, p.d
+    h, W = p.tokens(), p.s * p.rotation()
+    tq, tp = p.q, p.p  # f is the identity on the tokens; its slopes are drawn apart
+    hq, hp, J, K = 1.3, 1.3 * p.p / p.q, 0.9, 0.9 * 0.4
+    slopes = p.tokens(hq, hp)  # (n, d): mean products hq and hp
+    roots = p.tokens(J, K, d=n) / math.sqrt(n)  # rows with products J and K
+    M = torch.einsum("ni,de->ndie", roots, torch.eye(d, dtype=F64)).flatten(2)  # M_a M_bᵀ = (J or K) I
+    sides = []
+    for sign in (1, -1):
+        mean = (slopes[:, :, None] * M).mean(0)
+        back = M + slopes[:, :, None] * (sign * W.mT @ M.mean(0))
+        after = h + sign * h.mean(0) @ W.mT
+        sides.append(torch.stack([*gram(after, d), *pair_of_norms(M + sign * W @ mean), *pair_of_norms(back)]))
+    r, s = keep(n), p.s**2
+    added, grown, c = s * (tq / n + r * tp), s * (hq * J / n + r * hp * K), J / n + r * K
+    right = [p.q + added, p.p + added, J + grown, K + grown, J + s * hq * c, K + s * hp * c]
+    return torch.stack(sides).mean(0), torch.tensor(right, dtype=F64)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: attention_step(p, lambda n: 1.0))
+def test_lem_attention_step(p):
+    """Size, overlap and both norms after uniform attention, both ways. Mutant: 1 for the others' 1 − 1/n."""
+    return attention_step(p, lambda n: 1 - 1 / n)
+
+
+def arc(rho, nodes=4000):
+    """Directions θ evenly on the circle, seen by two tokens at angle arccos ρ: midpoints between the two kinks."""
+    theta0 = math.acos(rho)
+    x, w = np.polynomial.legendre.leggauss(60)
+    width = math.pi - theta0  # both are positive from θ0 − π/2 to π/2
+    theta = theta0 - math.pi / 2 + width * (x + 1) / 2
+    return theta, theta0, w * width / 2 / (2 * math.pi)
+
+
+def relu_pair(p, flip):
+    rho = math.cos(math.pi * (0.05 + 0.9 * min(max(p.p / p.q, 0), 1)))
+    theta, theta0, w = arc(rho)
+    left = [2 * (w * np.cos(theta) * np.cos(theta - theta0)).sum(), w.sum()]
+    return np.array(left), np.array([float(k) for k in relu_kernels(flip * rho)])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: relu_pair(p, -1))
+def test_prop_relu_kernel(p):
+    """κ and κ' against an integral over the circle. Mutant: the sign of ρ."""
+    return relu_pair(p, 1)
+
+
+def mlp_step(p, factor):
+    """Rows of W₁ evenly on the circle in the plane of two tokens; W₂ only scales mean squares by σ₂²."""
+    tq, rho = p.q, 0.999 * p.p / p.q
+    tokens = math.sqrt(2 * tq) * np.array([[1, 0], [rho, math.sqrt(1 - rho**2)]])
+    theta = 2 * math.pi * (np.arange(20_000) + 0.5) / 20_000
+    W1 = p.s * np.stack([np.cos(theta), np.sin(theta)], 1)  # E w wᵀ = σ₁²/2 · I, two inputs
+    u = W1 @ tokens.T
+    relu, on = np.maximum(u, 0), (u > 0) * 1.0
+    hq, hp, s2 = 0.7, 0.3, 1.7
+    squares = (W1**2).sum(1)
+    left = [
+        (relu**2).mean(0)[0],
+        relu.prod(1).mean(),
+        (on[:, 0] * squares).mean() * hq,
+        (on.prod(1) * squares).mean() * hp,
+    ]
+    kappa, slope = (float(k) for k in relu_kernels(rho))
+    s = p.s**2
+    return s2 * np.array(left), s2 * np.array([s * tq / 2, s * tq * kappa, s * hq / 2, factor * s * hp * slope])
+
+
+@claim(problems(), tolerance=1e-3, mutant=lambda p: mlp_step(p, 0.9))
+def test_lem_mlp_step(p):
+    """What a ReLU sublayer adds to q, p, J and K. Mutant: a tenth of the K factor lost."""
+    return mlp_step(p, 1.0)
+
+
+def rms_pair(p, lost):
+    x = p.tokens()[:2]
+    f = lambda h: math.sqrt(p.d) * h / h.norm()
+    D = [torch.autograd.functional.jacobian(f, h) for h in x]
+    out = torch.stack([f(h) for h in x])
+    traces = [(D[0] @ D[0].mT).trace() / p.d, (D[0] @ D[1].mT).trace() / p.d]
+    rho = p.p / p.q
+    right = [1.0, rho, (1 - 1 / p.d) / p.q, (1 - (lost - rho**2) / p.d) / p.q]
+    return torch.stack([*gram(out, p.d), *traces]), torch.tensor(right, dtype=F64)
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: rms_pair(p, 1))
+def test_prop_rms_kernel(p):
+    """RMSNorm at any width, by its Jacobian. Mutant: one lost direction instead of two."""
+    return rms_pair(p, 2)
+
+
+NODES, NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(180)
+NODE_WEIGHTS = NODE_WEIGHTS / NODE_WEIGHTS.sum()
+
+
+def gaussian_pair(f, g, q, p):
+    """E f(u) g(v) by Gauss–Hermite over two dimensions."""
+    u = math.sqrt(q) * NODES
+    v = p / math.sqrt(q) * NODES[:, None] + math.sqrt(max(q - p * p / q, 0)) * NODES[None]
+    return float(NODE_WEIGHTS @ (f(u)[:, None] * g(v)) @ NODE_WEIGHTS)
+
+
+def erf(a):
+    return lambda x: torch.erf(torch.as_tensor(a * x)).numpy()
+
+
+def erf_slope(a):
+    return lambda x: 2 * a / math.sqrt(math.pi) * np.exp(-((a * x) ** 2))
+
+
+def erf_pair(p, power):
+    q, overlap, a, b = 1.0, p.p / p.q, 0.3 + p.s / 5, 0.2 + p.s / 4
+    left = [gaussian_pair(erf(a), erf(b), q, overlap), gaussian_pair(erf_slope(a), erf_slope(b), q, overlap)]
+    left += [gaussian_pair(f(a), f(a), q, x) for f in (erf, erf_slope) for x in (q, overlap)]
+    N = (1 + 2 * a * a * q) * (1 + 2 * b * b * q)
+    right = [
+        2 / math.pi * math.asin(2 * a * b * overlap / math.sqrt(N)),
+        4 * a * b / math.pi / math.sqrt(N - power * (a * b * overlap) ** 2),
+        *(float(k) for k in normalizer_kernels("derf", q, overlap, alpha=a)),
+    ]
+    return np.array(left), np.array(right)
+
+
+@claim(problems(), tolerance=1e-8, mutant=lambda p: erf_pair(p, 2))
+def test_prop_erf_kernel(p):
+    """The kernels of Derf against quadrature. Mutant: a 2 for the 4 under the root."""
+    return erf_pair(p, 4)
+
+
+def mixture(p, shrink):
+    a, w = tanh_mixture(0.125)
+    x = p.normal(200).numpy() * 4
+    return np.tanh(x), (w * erf(1.0)(shrink * a * x[:, None])).sum(1)
+
+
+@claim(problems(), tolerance=1e-12, mutant=lambda p: mixture(p, 1.01))
+def test_prop_tanh_mixture(p):
+    """tanh is a mean of erfs. Mutant: slopes larger by one per cent."""
+    return mixture(p, 1.0)
+
+
+def both_directions(p, mutate=False):
+    left, right = [], []
+    for name, every, attention in itertools.product(
+        ("layernorm", "derf", "dyt"), (False, True), ("multi_head", "boosted")
+    ):
+        sigmas = Sigmas(p.s, 0.8, 1.1, 0.9)
+        given = dict(normalizer=name, alpha=0.8, sigmas=sigmas, q0=p.q, n=p.n, every_term=every, attention=attention)
+        given["p0"] = p.p if every else abs(p.p)
+        run = recursion(7, **given)
+        left.append(run.forward_J[-1])
+        right.append(run.backward_J[0] - mutate * run.backward_K[0])
+    return np.log(np.array(left)), np.log(np.abs(np.array(right)))
+
+
+@claim(problems(), tolerance=1e-9, mutant=lambda p: both_directions(p, True), examples=25)
+def test_thm_through_depth(p):
+    """The forward and the backward recursion give one J^{L,0}. Mutant: J − K, the differences alone."""
+    return both_directions(p)
+
+
+def two_modes(p, share):
+    n = 2 + p.n
+    given = dict(n=n, every_term=True, q0=p.q)
+    only = recursion(5, sigmas=Sigmas(p.s, 1.0, 0.0, 0.0), p0=p.q * 0.3, **given)  # attention alone
+    C, N = only.forward_J / n + (1 - 1 / n) * only.forward_K, only.forward_J - only.forward_K
+    C_want = np.cumprod(np.concatenate([[1 / n], 1 + p.s**2 / only.q[:-1]]))
+    s = Sigmas(p.s, 0.9, 1.2, 0.8)
+    run = recursion(30, sigmas=s, p0=p.q, **given)
+    ov, half = (p.s * 0.9) ** 2, s.mlp / 2
+    q = p.q + np.arange(31) * (ov + half)
+    product = np.cumprod(np.concatenate([[1], q[1:] / (q[:-1] + ov)]))
+    left = [C, N, run.q, run.forward_J]
+    right = [C_want, np.ones(6), q, q / q[0] * share(n) + (1 - share(n)) * product]
+    return np.concatenate(left), np.concatenate(right)
+
+
+@claim(problems(), tolerance=1e-9, mutant=lambda p: two_modes(p, lambda n: 1 / (n + 1)))
+def test_thm_two_modes(p):
+    """Attention leaves the differences alone; equal tokens in closed form. Mutant: n + 1 modes."""
+    return two_modes(p, lambda n: 1 / n)
+
+
+def power_law(p, factor):
+    """The local exponent, started where tokens are nearly one and the stream is large."""
+    s, q0 = Sigmas(p.s, 1.0, 1.0, 1.1), 3e3
+    run = recursion(3000, sigmas=s, q0=q0, p0=q0 * (1 - 1e-12), direction="forward")
+    slope = np.log(run.forward_J[-1]) / np.log(run.q[-1] / q0)
+    return np.array([slope]), np.array([factor * power_law_exponent(s)])
+
+
+@claim(problems(), tolerance=2e-3, mutant=lambda p: power_law(p, 1.05), examples=12)
+def test_thm_power_law(p):
+    """The exponent of Pre-LN, infinitely many tokens. Mutant: five per cent more."""
+    return power_law(p, 1.0)
+
+
+def stretched(p, factor):
+    """From the limit on: correlation stays, q grows by g, ln J by 1/√λ for each √l."""
+    left, right = [], []
+    for name in ("derf", "dyt"):
+        s, alpha, q0 = Sigmas(p.s, 1.0, 1.0, 1.1), 0.5 + p.s, 4e4
+        end = stretched_exponential(alpha, s, normalizer=name)
+        run = recursion(
+            1000, normalizer=name, alpha=alpha, sigmas=s, q0=q0, p0=q0 * end.correlation, direction="forward"
+        )
+        l = np.array([q0, run.q[-1]]) / end.growth  # as if from block 0 on
+        left += [run.p[-1] / run.q[-1], (run.q[-1] - q0) / 1000, np.log(run.forward_J[-1])]
+        right += [end.correlation, end.growth, factor * np.diff(np.sqrt(l / end.length)).item()]
+    return np.array(left), np.array(right)
+
+
+@claim(problems(), tolerance=1e-2, mutant=lambda p: stretched(p, 0.95), examples=8)
+def test_thm_stretched(p):
+    """Fixed correlation, growth and λ of Derf and of DyT. Mutant: five per cent off."""
+    return stretched(p, 1.0)
+
+
+def looks(p, gate):
+    """Rotations with both signs as weights: the mean over signs of the mean square that the real layer adds."""
+    left, right = [], []
+    for kv_from, rounds in (("residual", 2), ("residual", 3), ("input", 3), ("shared", 3)):
+        layer = GradientBoostedAttention(p.d, 2, rounds=rounds, kv_from=kv_from, dtype=F64)
+        readers = [layer.value] + [c.value for c in layer.corrections if c.value is not None]
+        turns = [p.s * p.rotation() for _ in readers]
+        with torch.no_grad():
+            for name, weight in layer.named_parameters():
+                if "query" in name:
+                    weight.zero_()
+            layer.out.weight.copy_(0.7 * p.rotation())
+            x, found = p.tokens()[None], []
+            for signs in itertools.product((1, -1), repeat=len(readers)):
+                for reader, sign, turn in zip(readers, signs, turns):
+                    reader.weight.copy_(sign * turn)
+                found.append(layer(x).square().sum(-1)[0] / p.d)
+        left.append(torch.stack(found).mean(0).mean().item())
+        m = x.mean(1).square().sum().item() / p.d
+        right.append(m * attention_gain(Sigmas(p.s, 0.7), "boosted", rounds=rounds, kv_from=kv_from, gate=gate))
+    return np.array(left), np.array(right)
+
+
+@claim(problems((0.1, 1.0)), tolerance=1e-9, mutant=lambda p: looks(p, 0.45), examples=20)
+def test_thm_look_at_start(p):
+    """What a boosted layer adds at uniform attention, in all three readings. Mutant: another gate."""
+    return looks(p, 0.5)
+
+
+def residuals(p, factor):
+    layer = GradientBoostedAttention(p.d, 2, dtype=F64)
+    x, turn, found = p.tokens()[None], p.s * p.rotation(), []
+    with torch.no_grad():
+        layer.query.weight.zero_()
+        for sign in (1, -1):
+            layer.value.weight.copy_(sign * turn)
+            found.append(torch.stack(gram(layer.explain(x).rounds[1].residual[0], p.d)))
+    mu = factor * p.s**2 * (p.q / p.n + (1 - 1 / p.n) * p.p)
+    return torch.stack(found).mean(0), torch.tensor([p.q + mu, p.p + mu], dtype=F64)
+
+
+@claim(problems((0.1, 1.0)), tolerance=1e-9, mutant=lambda p: residuals(p, 0.5), examples=25)
+def test_prop_residual_alike(p):
+    """Size and overlap of what the second look is shown. Mutant: half of the first look."""
+    return residuals(p, 1.0)
+
+
+def twice(p, both):
+    """The real layer at uniform attention; and its derivative where the scores move."""
+    layer = TwicingAttention(p.d, 1, dtype=F64)
+    x = p.normal(1, p.n, p.d)
+    with torch.no_grad():
+        layer.query.weight.zero_()
+        flat = (layer.value(x).mean(1, keepdim=True).expand(-1, p.n, -1)) @ layer.out.weight.mT
+        left, V = layer(x) - flat, p.normal(p.n, 3)
+    logits, step = torch.zeros(p.n, p.n, dtype=F64), p.normal(p.n, p.n)
+    A = logits.softmax(-1)
+    moved = lambda s: (2 * s.softmax(-1) - s.softmax(-1) @ s.softmax(-1)) @ V
+    _, change = torch.autograd.functional.jvp(moved, logits, step)
+    _, dA = torch.autograd.functional.jvp(lambda s: s.softmax(-1), logits, step)
+    want = (2 * torch.eye(p.n, dtype=F64) - both * A) @ dA @ V
+    return torch.cat([left.flatten(), change.flatten()]), torch.cat([0 * left.flatten(), want.flatten()])
+
+
+@claim(problems(), tolerance=1e-10, mutant=lambda p: twice(p, 0), examples=25)
+def test_prop_twicing_uniform(p):
+    """Twicing is attention when attention is uniform, and hears its scores twice. Mutant: without the common part."""
+    return twice(p, 1)
+
+
+# ---- the fact sheet's reference values ----
+
+TABLE = {
+    (12, "layernorm", 0.5): (3.6869, 1.8330, 3.0346),
+    (12, "derf", 0.5): (1.6506, 0.5392, 1.6004),
+    (12, "derf", 1.0): (2.4059, 0.9499, 2.8065),
+    (12, "derf", 1.5): (2.7666, 1.1298, 4.5683),
+    (64, "layernorm", 0.5): (16.6392, 11.9216, 9.6330),
+    (64, "derf", 0.5): (7.0668, 4.1229, 6.7224),
+    (64, "derf", 1.0): (11.2891, 6.6577, 33.871),
+    (64, "derf", 1.5): (12.6288, 7.2628, 152.16),
+}
+
+
+@pytest.mark.parametrize(("case", "want"), TABLE.items(), ids=str)
+def test_reference_values(case, want):
+    depth, name, alpha = case
+    run = recursion(depth, normalizer=name, alpha=alpha, n=196)
+    np.testing.assert_allclose([run.q[-1], run.p[-1], run.forward_J[-1]], want, rtol=0, atol=1e-3)
+    assert (run.backward_J[-1], run.backward_K[-1], run.forward_J[0], run.forward_K[0]) == (1, 0, 1, 0)
+    assert run.q.shape == run.backward_J.shape == (depth + 1,) and run.attended.q.shape == (depth,)
+
+
+def test_reference_values_at_six_digits():
+    ln = recursion(64, n=196)
+    derf = recursion(64, normalizer="derf", alpha=1.0, n=196)
+    np.testing.assert_allclose([ln.backward_J[0], derf.backward_J[0]], [9.633009, 33.871406], rtol=0, atol=1e-6)
+
+
+def test_the_published_recursion_step_by_step():
+    """One block, written out."""
+    q, p, n, a, ov, mlp = 1.3, 0.4, 7, 0.9, VIT_B.value**2 * VIT_B.out**2, VIT_B.mlp
+    tilde = lambda q, p: 2 / math.pi * math.asin(2 * a * a * p / (1 + 2 * a * a * q))
+    hat = lambda q, p: 4 * a * a / math.pi / math.sqrt((1 + 2 * a * a * q) ** 2 - 4 * a**4 * p * p)
+    q1, p1 = q + ov * tilde(q, p), p + ov * tilde(q, p)
+    rho = tilde(q1, p1) / tilde(q1, q1)
+    kappa = (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / (2 * math.pi)
+    J = (1 + ov * hat(q, q) / n) * (1 + mlp * hat(q1, q1) / 2)
+    K = ov * hat(q, q) / n * (1 + mlp * (0.25 + math.asin(rho) / 2 / math.pi) * hat(q1, p1))
+    run = recursion(1, normalizer="derf", alpha=a, q0=q, p0=p, n=n)
+    want = [q1 + mlp * tilde(q1, q1) / 2, p1 + mlp * tilde(q1, q1) * kappa, J, K]
+    np.testing.assert_allclose([run.q[1], run.p[1], run.forward_J[1], run.forward_K[1]], want, rtol=1e-13)
+
+
+def test_vit_b_scales_and_limits():
+    assert VIT_B.value**2 * VIT_B.out**2 == pytest.approx(0.0944, abs=5e-5)
+    assert VIT_B.mlp == pytest.approx(0.3775, abs=5e-5)
+    end = stretched_exponential(1.0, VIT_B)
+    assert (end.correlation, end.overlap) == pytest.approx((0.6598, 0.4587), abs=5e-5)
+    assert 1 / math.sqrt(end.length) == pytest.approx(0.499, abs=5e-4)
+    ov, mlp, p = attention_gain(VIT_B), VIT_B.mlp, end.overlap
+    residual = (ov * p + mlp * relu_kernels(p)[0]) / (ov * p + mlp / 2) - end.correlation
+    assert abs(residual) < 1e-10
+    run = recursion(16_000, normalizer="derf", alpha=2.0, direction="forward")
+    assert abs(run.p[-1] / run.q[-1] - end.correlation) < 0.01
+
+
+def test_the_exponent_falls_towards_two_thirds_and_the_stretched_slope_is_right():
+    run = recursion(16_000, n=10**9, direction="forward")
+    at = np.array([250, 1000, 4000, 16_000])
+    slopes = np.diff(np.log(run.forward_J[at])) / np.diff(np.log(at))
+    assert np.all(np.diff(slopes) < 0) and 2 / 3 < slopes[-1] < 0.69
+    assert power_law_exponent(VIT_B) == pytest.approx(2 / 3)
+    assert power_law_exponent(VIT_B._replace(value=0.0)) == 1.0
+    J = recursion(16_000, normalizer="derf", alpha=1.0, direction="forward").forward_J
+    slope = math.log(J[16_000] / J[4_000]) / (math.sqrt(16_000) - math.sqrt(4_000))
+    assert slope * math.sqrt(stretched_exponential(1.0, VIT_B).length) == pytest.approx(1, abs=0.03)
+
+
+def test_square_root_beats_logarithm_for_derf_and_loses_for_layernorm():
+    l = np.arange(16, 257)
+    for name, wins in (("layernorm", False), ("derf", True)):
+        y = np.log(recursion(256, normalizer=name, alpha=0.5, n=196, direction="forward").forward_J[l])
+        fit = [np.corrcoef(x, y)[0, 1] ** 2 for x in (np.sqrt(l), np.log(l))]
+        assert (fit[0] > fit[1]) == wins
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 1.0])
+def test_kernels_of_dyt_against_quadrature(alpha):
+    """Gauss–Hermite where it is exact; the mixture needs no small slope."""
+    tanh, slope = lambda x: np.tanh(alpha * x), lambda x: alpha / np.cosh(alpha * x) ** 2
+    q, p = 1.0, 0.35
+    want = [gaussian_pair(f, f, q, x) for f in (tanh, slope) for x in (q, p)]
+    np.testing.assert_allclose(normalizer_kernels("dyt", q, p, alpha=alpha), want, atol=2e-8, rtol=0)
+
+
+def test_dyt_saturates_as_a_sign():
+    far = normalizer_kernels("dyt", 1e8, 0.4e8, alpha=1.0)
+    assert far.q == pytest.approx(1, abs=1e-3) and far.p == pytest.approx(2 / math.pi * math.asin(0.4), abs=1e-3)
+    assert far.slope_q == pytest.approx(4 / (3 * math.sqrt(2 * math.pi * 1e8)), rel=1e-3)
+
+
+def test_recursion_broadcasts_and_equals_its_scalars():
+    alphas, starts = np.array([0.4, 1.2]), np.array([[0.1], [0.3], [0.0]])
+    for name in ("derf", "dyt"):
+        many = recursion(4, normalizer=name, alpha=alphas, p0=starts, n=50)
+        assert many.q.shape == (5, 3, 2) and many.attended.slope_p.shape == (4, 3, 2)
+        for (i, j), alpha in np.ndenumerate(np.broadcast_to(alphas, (3, 2))):
+            one = recursion(4, normalizer=name, alpha=alpha, p0=starts[i, 0], n=50)
+            for a, b in zip(many[:2] + many[3:], one[:2] + one[3:]):
+                np.testing.assert_allclose(a[:, i, j], b, rtol=1e-12)
+
+
+def test_directions_and_limits_of_recursion():
+    both, on, back = (recursion(5, n=30, direction=way) for way in ("both", "forward", "backward"))
+    assert on.backward_J is None is on.backward_K and back.forward_J is None is back.forward_K
+    np.testing.assert_array_equal(both.forward_J, on.forward_J)
+    np.testing.assert_array_equal(both.backward_K, back.backward_K)
+    far, kept = recursion(5, n=1e12), recursion(5, n=1e12, every_term=True)
+    np.testing.assert_allclose(far.q, kept.q, rtol=1e-10)
+    assert np.all(recursion(5).forward_K == 0)  # infinitely many tokens
+    np.testing.assert_array_equal(recursion(5, normalizer="rmsnorm").q, recursion(5).q)
+
+
+def test_gains_at_the_corners():
+    s = Sigmas(1.3, 0.7)
+    plain = attention_gain(s)
+    assert attention_gain(s, "twicing") == plain
+    for kv_from in ("residual", "input", "shared"):
+        assert attention_gain(s, "boosted", kv_from=kv_from, gate=0.0) == pytest.approx(plain)
+        assert attention_gain(s, "boosted", kv_from=kv_from, rounds=1) == pytest.approx(plain)
+        assert attention_gain(s, "boosted", kv_from=kv_from) > plain
+    unit = [attention_gain(Sigmas(), "boosted", kv_from=k) for k in ("input", "residual", "shared")]
+    assert unit == [1.25, 1.5, 2.25]
+
+
+# ---- networks ----
+
+
+def stack(depth=3, d=16, **options):
+    return nn.ModuleList(Block(d, 2, ffn="relu", dtype=F64, **options) for _ in range(depth))
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward"])
+@pytest.mark.parametrize("options", [{}, {"attention": "boosted"}, {"norm": "post", "attention": "twicing"}], ids=str)
+def test_hutchinson_agrees_with_the_exact_jacobian(direction, options):
+    g = torch.Generator().manual_seed(1)
+    blocks = initialize(stack(2, **options), Sigmas(), generator=g)
+    x = equiangular_tokens(4, 16, batch_size=2, generator=g, dtype=F64)
+    exact = exact_norms(blocks, x, direction=direction)
+    draws = 2000 if direction == "backward" else 600
+    found = measure(blocks, x, direction=direction, draws=draws, generator=g, progress=False)
+    torch.testing.assert_close(found.q, exact.q)
+    torch.testing.assert_close(found.p, exact.p)
+    assert ((found.J / exact.J - 1).abs() < (0.02 if draws == 2000 else 0.06)).all()
+    assert ((found.K - exact.K).abs() < 0.05 * exact.J).all()
+    assert ((found.J - exact.J).abs() < 5 * found.error).all() and (exact.error == 0).all()
+    fixed = -1 if direction == "backward" else 0
+    assert exact.J[fixed] == 1 and abs(exact.K[fixed]) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_exact_norms_are_those_of_the_whole_jacobian(causal):
+    g = torch.Generator().manual_seed(2)
+    blocks = initialize(stack(3), Sigmas(), generator=g)
+    x = equiangular_tokens(3, 16, generator=g, dtype=F64)
+
+    def tail(h):
+        for block in blocks[1:]:
+            h = block(h, causal=causal)
+        return h
+
+    h = blocks[0](x, causal=causal).detach()
+    M = torch.autograd.functional.jacobian(tail, h).reshape(3, 16, 3, 16)
+    back, on = (exact_norms(blocks, x, direction=way, causal=causal) for way in ("backward", "forward"))
+    assert back.J[1] == pytest.approx(M.square().sum().item() / 48)
+    cross = sum((M[:, :, a] * M[:, :, b]).sum().item() for a in range(3) for b in range(3) if a != b)
+    assert back.K[1] == pytest.approx(cross / (6 * 16))
+    assert on.J[-1] == pytest.approx(back.J[0].item()) and back.J[0] > back.J[1]
+
+
+@pytest.mark.parametrize(("name", "alpha"), [("layernorm", None), ("rmsnorm", None), ("derf", 1.0), ("dyt", 1.0)])
+@pytest.mark.parametrize(("factor", "allowed"), [(1, 0.05), (2, 0.10)])
+def test_theory_describes_finite_networks(name, alpha, factor, allowed):
+    sigmas = VIT_B.times(factor)._replace(query=0.0)
+    blocks, found = [Block(256, 4, ffn="relu", normalizer=name) for _ in range(6)], []
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed)
+        initialize(blocks, sigmas, alpha=alpha, generator=g)
+        x = equiangular_tokens(24, 256, generator=g)
+        found.append(measure(blocks, x, draws=8, generator=g, progress=False).J[0].item())
+    run = recursion(6, normalizer=name, alpha=alpha or 0.5, sigmas=sigmas, n=24, every_term=True)
+    assert np.mean(found) == pytest.approx(run.backward_J[0], rel=allowed)
+
+
+def test_measure_takes_any_modules_and_leaves_them_as_they_were():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8)), nn.Tanh())
+    net[1].eval()
+    x = torch.randn(3, 5, 8)
+    modes = [m.training for m in net.modules()]
+    one, two = (measure(net, x, draws=3, generator=torch.Generator().manual_seed(0), progress=False) for _ in range(2))
+    torch.testing.assert_close(one.J, two.J, rtol=0, atol=0)  # no dropout in it
+    assert [m.training for m in net.modules()] == modes and all(w.grad is None for w in net.parameters())
+    assert one.J.shape == one.q.shape == (4,) and one.J.dtype == F64 and not x.requires_grad
+    assert measure(list(net), x, draws=1, progress=False).error.isnan().all()
+    with torch.no_grad():
+        assert measure(tuple(net), x, draws=2, progress=True).J.isfinite().all()
+
+
+def test_a_linear_stack_has_the_norm_of_its_product():
+    net = [nn.Linear(8, 8, dtype=F64) for _ in range(3)]
+    W = [layer.weight for layer in net]
+    found = exact_norms(net, torch.randn(2, 4, 8, dtype=F64))
+    want = [(W[2] @ W[1] @ W[0]), (W[2] @ W[1]), W[2], torch.eye(8, dtype=F64)]
+    torch.testing.assert_close(found.J, torch.stack([w.square().sum() / 8 for w in want]).detach())
+    torch.testing.assert_close(found.K, torch.zeros(4, dtype=F64), atol=1e-12, rtol=0)
+
+
+def test_equiangular_tokens_have_exactly_these_angles():
+    for n, d, q, p in ((2, 2, 1.0, -1.0), (5, 9, 2.0, 2.0), (24, 24, 0.5, -0.5 / 23), (3, 300, 1.0, 0.2)):
+        x = equiangular_tokens(n, d, q0=q, p0=p, batch_size=2, dtype=F64)
+        want = (q - p) * torch.eye(n, dtype=F64) + p
+        torch.testing.assert_close(x @ x.mT / d, want.expand(2, n, n), rtol=0, atol=1e-7)
+    a, b = (equiangular_tokens(4, 6, generator=torch.Generator().manual_seed(s)) for s in (3, 3))
+    assert a.dtype == torch.get_default_dtype() and torch.equal(a, b)
+
+
+def test_initialize_gives_the_variances_and_is_seeded():
+    options = dict(normalizer="derf", attention="boosted", attention_options={"n_kv_heads": 2})
+    blocks = [Block(128, 4, ffn="swiglu", **options) for _ in range(2)]
+    sigmas = Sigmas(0.5, 1.5, 2.0, 0.25, 3.0, 0.75)
+    assert initialize(blocks, sigmas, alpha=0.3, generator=torch.Generator().manual_seed(5)) is blocks
+    first = {k: v.clone() for k, v in blocks[0].state_dict().items()}
+    want = sigmas._asdict() | {"gate": sigmas.up}
+    for name, weight in first.items():
+        role = name.split(".")[-2]
+        if name.endswith("corrections.0.gate.weight") or name.endswith("bias"):
+            assert (weight == 0).all()
+        elif role in want:
+            assert weight.std() * math.sqrt(weight.shape[1]) == pytest.approx(want[role], rel=0.05)
+        else:
+            assert (weight == (0.3 if name.endswith("alpha") else 1)).all()
+    initialize(blocks, sigmas, alpha=0.3, generator=torch.Generator().manual_seed(5))
+    assert all(torch.equal(first[k], v) for k, v in blocks[0].state_dict().items())
+
+
+# ---- faults ----
+
+X = torch.zeros(1, 2, 4)
+LINEAR = [nn.Linear(4, 4)]
+
+
+class Broken(nn.Module):
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
+
+    def forward(self, x):
+        return self.of(x)
+
+
+FAULTS = [
+    (lambda: relu_kernels(1.1), "rho: got 1.1; want correlations from −1 to 1"),
+    (lambda: relu_kernels("one"), "rho: got 'one'"),
+    (lambda: tanh_mixture(0.0), "step: got 0; want a spacing"),
+    (lambda: normalizer_kernels("batchnorm", 1, 0), "normalizer: got 'batchnorm'; want one of layernorm"),
+    (lambda: normalizer_kernels("derf", 0.0, 0), "q: got 0; want finite sizes above 0"),
+    (lambda: normalizer_kernels("derf", 1, [0.5, -1.5]), "p: got -1.5; want overlaps"),
+    (lambda: normalizer_kernels("dyt", 1, 0.5, alpha=-1), "alpha: got -1; want finite slopes"),
+    (lambda: attention_gain(VIT_B, "linear"), "attention: got 'linear'; want one of multi_head"),
+    (lambda: attention_gain(VIT_B, "boosted", rounds=0), "rounds: got 0"),
+    (lambda: attention_gain(VIT_B, "boosted", gate=1.5), "gate: got 1.5; want a number from 0 to 1"),
+    (lambda: attention_gain(VIT_B, "boosted", kv_from="context"), "kv_from: got 'context'"),
+    (lambda: attention_gain((1, 1)), "sigmas: got tuple; want a gbattn.signal.Sigmas"),
+    (lambda: recursion(3, sigmas=Sigmas(out=-1)), "sigmas.out: got -1"),
+    (lambda: recursion(0), "depth: got 0; want a positive integer"),
+    (lambda: recursion(3, normalizer="none"), "normalizer: got 'none'"),
+    (lambda: recursion(3, direction="up"), "direction: got 'up'; want one of both, forward, backward"),
+    (lambda: recursion(3, q0=math.nan), "q0: got nan; want a finite size"),
+    (lambda: recursion(3, p0=1.2), "p0: got 1.2; want an overlap from 0 to q0; below"),
+    (lambda: recursion(3, p0=-0.1, n=4), "p0: got -0.1"),
+    (lambda: recursion(3, p0=-0.5, n=4, every_term=True), "p0: got -0.5; want an overlap from −q0/"),
+    (lambda: recursion(3, n=1), "n: got 1; want an integer of at least 2, or math.inf"),
+    (lambda: recursion(3, n=2.5), "n: got 2.5"),
+    (lambda: recursion(3, alpha=0), "alpha: got 0"),
+    (
+        lambda: recursion(9999, normalizer="derf", alpha=2, sigmas=VIT_B.times(6)),
+        "depth: got 9999, where a norm leaves",
+    ),
+    (lambda: power_law_exponent(Sigmas(0, 0, 0, 0)), "sigmas: got sublayers that add nothing"),
+    (lambda: stretched_exponential(1.0, Sigmas(up=0)), "sigmas: got a feed-forward sublayer that adds nothing"),
+    (lambda: stretched_exponential(0, VIT_B), "alpha: got 0; want a finite slope"),
+    (lambda: stretched_exponential(1, VIT_B, normalizer="layernorm"), "normalizer: got 'layernorm'"),
+    (lambda: equiangular_tokens(1, 4), "n: got 1; want an integer of at least 2"),
+    (lambda: equiangular_tokens(5, 4), "d: got 4; want an integer of at least n = 5"),
+    (lambda: equiangular_tokens(3, 4, p0=-0.6), "p0: got -0.6"),
+    (lambda: equiangular_tokens(3, 4, batch_size=0), "batch_size: got 0"),
+    (lambda: initialize(LINEAR, VIT_B), "blocks: got block 0 with a Linear '', whose scale"),
+    (lambda: initialize([Block(4, 2)], VIT_B, alpha=0.5), "alpha: got 0.5 for blocks without DyT or Derf"),
+    (lambda: initialize([Block(4, 2, normalizer="dyt")], VIT_B, alpha=-1.0), "alpha: got -1"),
+    (lambda: initialize([Block(4, 2)], 0.02), "sigmas: got float"),
+    (lambda: measure(nn.Linear(4, 4), X), "blocks: got Linear; want a non-empty nn.ModuleList"),
+    (lambda: measure([], X), "blocks: got none"),
+    (lambda: measure([torch.tanh], X), "blocks: got a builtin_function_or_method at 0"),
+    (lambda: measure([nn.Linear(4, 3)], X), r"blocks: got block 0, which turns shape \(1, 2, 4\) into \(1, 2, 3\)"),
+    (lambda: measure([Broken(lambda x: (x, x))], X), "into tuple; want blocks that keep"),
+    (lambda: measure([Broken(lambda x: x / 0)], X), "blocks: got block 0, whose output is not finite"),
+    (lambda: measure([Broken(lambda x: x.detach())], X), "blocks: got block 0, through which no gradient flows"),
+    (
+        lambda: measure([Broken(torch.sqrt)], X, progress=False),
+        "blocks: got a derivative at depth 0 that is not finite",
+    ),
+    (lambda: measure(LINEAR, X[0]), r"x: got torch.float32, shape \(2, 4\); want floating tokens"),
+    (lambda: measure(LINEAR, X.long()), "x: got torch.int64"),
+    (lambda: measure(LINEAR, [1.0]), "x: got list"),
+    (lambda: measure(LINEAR, X[:, :1]), "x: got T = 1 token; want T ≥ 2"),
+    (lambda: measure(LINEAR, X / 0), "x: got NaN or infinite entries"),
+    (lambda: measure(LINEAR, X, draws=0), "draws: got 0; want a positive integer"),
+    (lambda: measure(LINEAR, X, direction="both"), "direction: got 'both'; want one of backward, forward"),
+    (lambda: exact_norms(LINEAR, torch.zeros(1, 600, 4)), "x: got T · D = 2400; want at most 2048"),
+    (lambda: exact_norms(LINEAR, X, direction="sideways"), "direction: got 'sideways'"),
+]
+
+
+@pytest.mark.parametrize(("call", "says"), FAULTS, ids=lambda x: x if isinstance(x, str) else "")
+def test_faults_are_named(call, says):
+    with pytest.raises(ValueError, match="^" + says if not says.startswith("into") else says):
+        call()
+
+
+def test_a_failed_measurement_restores_the_modes():
+    net = [nn.Dropout(0.5), Broken(lambda x: x / 0)]
+    with pytest.raises(ValueError, match="block 1"):
+        measure(net, X)
+    assert net[0].training
