@@ -272,7 +272,7 @@ def power_law(p, factor):
     return np.array([slope]), np.array([factor * power_law_exponent(s)])
 
 
-@claim(problems(), tolerance=2e-3, mutant=lambda p: power_law(p, 1.05), examples=12)
+@claim(problems(), tolerance=2e-3, mutant=lambda p: power_law(p, 1.05), examples=6)
 def test_thm_power_law(p):
     """The exponent of Pre-LN, infinitely many tokens. Mutant: five per cent more."""
     return power_law(p, 1.0)
@@ -293,7 +293,7 @@ def stretched(p, factor):
     return np.array(left), np.array(right)
 
 
-@claim(problems(), tolerance=1e-2, mutant=lambda p: stretched(p, 0.95), examples=8)
+@claim(problems(), tolerance=1e-2, mutant=lambda p: stretched(p, 0.95), examples=5)
 def test_thm_stretched(p):
     """Fixed correlation, growth and λ of Derf and of DyT. Mutant: five per cent off."""
     return stretched(p, 1.0)
