@@ -46,14 +46,14 @@ def _one_of(name: str, value, known: Iterable[str]) -> None:
         f"one of {', '.join(known)}",
     )
 
-# %% ../nbs/12_signal.ipynb #284eecf2
+# %% ../nbs/12_signal.ipynb #7d1e76fa
 def relu_kernels(rho) -> tuple[np.ndarray, np.ndarray]:
     """Return κ(ρ) = E[relu(u) relu(v)] and κ'(ρ) = E[relu'(u) relu'(v)] for
     standard normal u, v with correlation ρ.
 
     Parameters
     ----------
-    rho : float or array
+    rho : float or numpy.ndarray
         Correlations in [−1, 1].
 
     Returns
@@ -119,7 +119,7 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     weights = density * k * step
     return 1 / (math.sqrt(2) * k), weights / weights.sum()
 
-# %% ../nbs/12_signal.ipynb #09fe2a6c
+# %% ../nbs/12_signal.ipynb #fc8c8cc8
 class Kernels(NamedTuple):
     """What a normaliser or activation f does to two tokens of size q and overlap p.
 
@@ -195,10 +195,10 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     ----------
     normalizer : {"layernorm", "rmsnorm", "dyt", "derf"}
         Gain 1, bias 0. The first two in the limit of large width.
-    q, p : float or array
+    q, p : float or numpy.ndarray
         Size q = E[a²] > 0 of a token's entries and overlap p = E[ab] with another
-        token's, |p| ≤ q.
-    alpha : float or array
+        token's, from −q to q.
+    alpha : float or numpy.ndarray
         Slope of DyT and Derf; the others have none.
 
     Returns
@@ -351,7 +351,7 @@ def _start(q0, p0, n, every_term: bool):
     p0 = _numbers("p0", p0, want, lambda p: (p <= q0) & (p >= low))
     return q0, p0, n
 
-# %% ../nbs/12_signal.ipynb #19a9cef8
+# %% ../nbs/12_signal.ipynb #906965e6
 class Propagation(NamedTuple):
     """What the theory says of every depth; l = 0, …, L counts blocks, along the
     first axis of each array.
@@ -396,15 +396,15 @@ def recursion(
         Blocks L: attention, then a ReLU feed-forward sublayer.
     normalizer : {"layernorm", "rmsnorm", "dyt", "derf"}
         Before each sublayer.
-    alpha : float or array
+    alpha : float or numpy.ndarray
         Slope of DyT and Derf.
     sigmas : Sigmas
         Scales of the matrices.
-    q0, p0 : float or array
+    q0, p0 : float or numpy.ndarray
         Size and overlap of the tokens that come in, p0 ≤ q0; p0 ≥ 0, or with
         `every_term` ≥ −q0/(n − 1).
-    n : int, math.inf or array
-        Tokens.
+    n : int, float or numpy.ndarray
+        Tokens, ``math.inf`` for infinitely many.
     every_term : bool
         Whether a mean over n tokens keeps its own term everywhere. Without, as
         published, 1/n counts only where it multiplies J.
@@ -501,7 +501,7 @@ def _norms(way, own, cross, grow_J, grow_K, share, others):
         )
     return J, K
 
-# %% ../nbs/12_signal.ipynb #b8a0cf42
+# %% ../nbs/12_signal.ipynb #7a5aeb30
 def equiangular_tokens(
     n: int,
     d: int,
@@ -521,7 +521,7 @@ def equiangular_tokens(
     n, d : int
         Tokens and width, 2 ≤ n ≤ d.
     q0, p0 : float
-        |h|²/d of each token and h_a·h_b/d of any two, −q0/(n − 1) ≤ p0 ≤ q0: exact,
+        ‖h‖²/d of each token and h_a·h_b/d of any two, −q0/(n − 1) ≤ p0 ≤ q0: exact,
         not on average.
     batch_size : int
         How many sets, each turned on its own.
@@ -567,7 +567,7 @@ def equiangular_tokens(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return (apart * (frame - mean) + together * mean).to(dtype=dtype, device=device)
 
-# %% ../nbs/12_signal.ipynb #05050abd
+# %% ../nbs/12_signal.ipynb #7dbca3df
 def initialize(
     blocks: Iterable[nn.Module],
     sigmas: Sigmas,
@@ -580,8 +580,9 @@ def initialize(
 
     Parameters
     ----------
-    blocks : iterable of gbattn.blocks.Block
-        Blocks with any attention of this book that has queries, keys and values.
+    blocks : iterable of torch.nn.Module
+        Blocks of `gbattn.blocks`, with any attention of this book that has queries,
+        keys and values.
     sigmas : Sigmas
         An entry of a matrix is drawn from N(0, σ²/inputs); the projections of a
         correction as those of round 0, the gate of a gated feed-forward sublayer as
@@ -593,8 +594,9 @@ def initialize(
 
     Returns
     -------
-    The same blocks. Biases are 0, normalisers have gain 1 and bias 0, gates of
-    corrections stand at ½.
+    blocks
+        The same ones. Biases are 0, normalisers have gain 1 and bias 0, gates of
+        corrections stand at ½.
 
     Raises
     ------
