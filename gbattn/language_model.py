@@ -827,7 +827,7 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     require(same, str(path), got, "the two files of one save_pretrained")
     return weights
 
-# %% ../nbs/13_language_model.ipynb #abc6db7a
+# %% ../nbs/13_language_model.ipynb #cf58a870
 class ParameterCount(NamedTuple):
     """``total`` numbers that are learned, of them ``embeddings``: in the tables of
     tokens and positions and in a head that is not tied; and the ``non_embedding``
@@ -840,6 +840,16 @@ class ParameterCount(NamedTuple):
 
 def parameter_count(config: ModelConfig) -> ParameterCount:
     """Count the parameters of a model without making it.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The model's shape.
+
+    Returns
+    -------
+    ParameterCount
+        Tied tables count once.
 
     Notes
     -----
