@@ -43,8 +43,7 @@ from gbattn.language_model import (
 )
 from .training import TrainConfig, evaluate, train
 
-# %% ../nbs/16_perplexity.ipynb #12c162ce
-#| code-fold: true
+# %% ../nbs/16_perplexity.ipynb #16e22707
 def paired_interval(
     differences: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float]:
@@ -81,8 +80,7 @@ def paired_interval(
     )
     return fmean(differences) - half, fmean(differences) + half
 
-# %% ../nbs/16_perplexity.ipynb #05bf1584
-#| code-fold: true
+# %% ../nbs/16_perplexity.ipynb #da833d12
 class Welch(NamedTuple):
     """Welch's comparison of two means: the statistic, its degrees of freedom and the two-sided p."""
 
@@ -125,7 +123,7 @@ def welch(
     df = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
     return Welch(t, df, 2 * float(stdtr(df, -abs(t))))
 
-# %% ../nbs/16_perplexity.ipynb #7a5df9d5
+# %% ../nbs/16_perplexity.ipynb #57f43ac9
 #| code-fold: true
 MEASURES: dict[str, Callable[[ModelConfig], int]] = {
     "parameters": lambda config: parameter_count(config).total,
@@ -149,9 +147,9 @@ def matched(
 
     Parameters
     ----------
-    config : ModelConfig
+    config : gbattn.language_model.ModelConfig
         What is to grow or shrink; its ``d_ffn`` must be None.
-    target : ModelConfig
+    target : gbattn.language_model.ModelConfig
         What it is to equal.
     by : {"parameters", "non_embedding", "training_flops"}
         In what.
@@ -202,7 +200,7 @@ def matched(
     d_ffn = 4 * max(1, 1 + round((wanted - narrow) / (wide - narrow)))
     return {change: size, "d_ffn": d_ffn}
 
-# %% ../nbs/16_perplexity.ipynb #9a37e861
+# %% ../nbs/16_perplexity.ipynb #44fa78b5
 #| code-fold: true
 def equal_time_width(records: Iterable[Record], slow: str, n_heads: int) -> int:
     """Return the width at which multi-head attention takes as long a step as an arm
@@ -213,7 +211,7 @@ def equal_time_width(records: Iterable[Record], slow: str, n_heads: int) -> int:
 
     Parameters
     ----------
-    records : iterable of Record
+    records : iterable of gbattn.conventions.Record
         Of runs on one machine under one load, among them multi-head ones of two
         widths or more.
     slow : str
@@ -382,7 +380,7 @@ class Arm:
         object.__setattr__(self, "label", self.label or self.name)
         object.__setattr__(self, "tuned_as", self.tuned_as or self.name)
 
-# %% ../nbs/16_perplexity.ipynb #98ff75c1
+# %% ../nbs/16_perplexity.ipynb #1ee3cc26
 #| code-fold: true
 def _names(config: type) -> set[str]:
     return {entry.name for entry in fields(config)}
@@ -416,8 +414,8 @@ class Run:
     seed : int
         Of the first weights, of the order of the data and of dropout.
     corpus : CorpusSpec
-    model : ModelConfig
-    train : TrainConfig
+    model : gbattn.language_model.ModelConfig
+    train : gbattn.training.TrainConfig
     varied : dict
         What the grid chose, for the name.
     planned : int
@@ -454,7 +452,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its record: arm, what the grid chose, seed and id."""
+        """The name of its record, made of arm, what the grid chose, seed and id."""
         short = {"learning_rate": "lr", "warmup_steps": "warmup"}
         parts = [
             f"{short.get(key, key)}{value}" for key, value in self.varied.items()
@@ -653,7 +651,7 @@ class Experiment:
             arms.append(arm)
         return replace(self, arms=tuple(arms), rates_from="", rate_of="")
 
-# %% ../nbs/16_perplexity.ipynb #b85e139a
+# %% ../nbs/16_perplexity.ipynb #0cdd0f3e
 #| code-fold: true
 def records_of(experiment: str, folder: Path | None = None) -> list[Record]:
     """Return the records of an experiment that are in so far, perhaps none.
@@ -691,7 +689,7 @@ def best_rates(
 
     Parameters
     ----------
-    records : iterable of Record
+    records : iterable of gbattn.conventions.Record
         Of runs that differ in arm, seed and learning rate.
     metric : str
         What is to be low; never one of test.
@@ -929,7 +927,7 @@ def _worker() -> None:
     except KeyboardInterrupt:  # Ctrl-C reaches all; the process that waits says so
         sys.exit(130)
 
-# %% ../nbs/16_perplexity.ipynb #d35351bc
+# %% ../nbs/16_perplexity.ipynb #f7ebb485
 #| code-fold: true
 def run(
     experiment: "Experiment | str",
@@ -968,7 +966,7 @@ def run(
 
     Returns
     -------
-    list[Record]
+    list[gbattn.conventions.Record]
         Of all shards, as far as they are in this folder.
 
     Raises
@@ -1048,7 +1046,7 @@ def run(
             )
     return [record for one in every if (record := _finished(one, folder))]
 
-# %% ../nbs/16_perplexity.ipynb #4c9845dd
+# %% ../nbs/16_perplexity.ipynb #1d28d9af
 #| code-fold: true
 class Row(NamedTuple):
     """One line of a comparison; None where a number does not exist, as the spread of one run."""
@@ -1081,7 +1079,7 @@ def compare(
 
     Parameters
     ----------
-    records : iterable of Record
+    records : iterable of gbattn.conventions.Record
         One of each arm and seed, all on the same text.
     metric : str
         A number of the records. A difference of losses in nats is the logarithm of
