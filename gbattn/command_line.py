@@ -346,7 +346,7 @@ def _open_tokenizer(folder: Path) -> "Corpus":
     _require(known, "folder", f"{path} missing or damaged", want)
     return Corpus(folder, manifest, none, none, none)
 
-# %% ../nbs/Z_command_line.ipynb #a8f36bab
+# %% ../nbs/Z_command_line.ipynb #45a351a1
 #| code-fold: true
 def _bytes_of(corpus: "Corpus", split: str) -> int:
     """Bytes of what is scored in a split: all but its first token."""
@@ -411,9 +411,9 @@ def train_model(
     folder : Path
         Where model, tokenizer and checkpoints go. One that holds anything else is
         refused.
-    model : ModelConfig
+    model : gbattn.language_model.ModelConfig
         The model; its ``vocab_size`` is what the tokenizer is asked to reach.
-    training : TrainConfig
+    training : gbattn.training.TrainConfig
         The training.
     tokenizer : str
         byte-level, or published: the recipe of the published runs, which loses
@@ -880,7 +880,7 @@ def _say_compared(result: dict) -> str:
         [*lines, f"differences: to {result['reference']}, paired by seed"]
     )
 
-# %% ../nbs/Z_command_line.ipynb #8bc86058
+# %% ../nbs/Z_command_line.ipynb #60bcd4f3
 #| code-fold: true
 def measure_arms(
     arms: tuple[str, ...] = ("multi_head", "twicing", "boosted"),
@@ -901,7 +901,7 @@ def measure_arms(
     ----------
     arms : tuple of str
         Registered names of attention.
-    model : ModelConfig
+    model : gbattn.language_model.ModelConfig
         The model but for its attention; it reads random tokens.
     batch_size : int
         Sequences of a training step, each as long as the model's max_length.
