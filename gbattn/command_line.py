@@ -346,7 +346,7 @@ def _open_tokenizer(folder: Path) -> "Corpus":
     _require(known, "folder", f"{path} missing or damaged", want)
     return Corpus(folder, manifest, none, none, none)
 
-# %% ../nbs/Z_command_line.ipynb #45a351a1
+# %% ../nbs/Z_command_line.ipynb #fd15b829
 #| code-fold: true
 def _bytes_of(corpus: "Corpus", split: str) -> int:
     """Bytes of what is scored in a split: all but its first token."""
@@ -487,10 +487,9 @@ def train_model(
 
 
 def _say_price(price: dict) -> str:
-    bits = price["bits_per_byte"]
     return (
-        f"loss {price['loss']:.3f} nats a token, perplexity {price['perplexity']:,.1f}, "
-        f"{bits:.3f} bits per byte, over {price['n_tokens']:,} tokens"
+        f"{price['loss']:.3f} nats a token, perplexity {price['perplexity']:,.1f}, "
+        f"{price['bits_per_byte']:.3f} bits per byte"
     )
 
 

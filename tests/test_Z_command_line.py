@@ -269,13 +269,11 @@ def test_the_words_of_train_and_evaluate(text, trained, call):
     code, out, err = call("train", text, "--folder", trained, *SHORT)
     assert code == 0
     assert "holds the run up to step 20: going on from there" in err
-    number = (
-        r"validation: loss \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte, over [\d,]+ tokens"
-    )
+    number = r"validation: \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte\n"
     assert re.match(number, out)
     assert "\ncat" in out
     code, out, err = call("evaluate", trained)
-    assert code == 0 and re.match(r"tiny test: loss", out) and "bits per byte" in out
+    assert code == 0 and re.match(r"tiny test: ", out) and "bits per byte" in out
 
 
 def test_a_trained_folder_stands_alone(trained, tmp_path, result):
