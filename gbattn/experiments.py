@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MEASURES', 'STANDARD', 'TWICING', 'BOOSTED', 'BOOSTED_INPUT', 'WIDER', 'WIDER_FLOPS', 'MAIN_ARMS', 'FURTHER_ARMS',
-           'EXPERIMENTS', 'paired_interval', 'Welch', 'welch', 'matched', 'equal_time_width', 'CorpusSpec', 'Arm',
-           'Run', 'Experiment', 'records_of', 'best_rates', 'run', 'Row', 'compare']
+           'EXPERIMENTS', 'paired_interval', 'Welch', 'welch', 'matched', 'fastest_step', 'equal_time_width',
+           'CorpusSpec', 'Arm', 'Run', 'Experiment', 'records_of', 'best_rates', 'run', 'Row', 'compare']
 
 # %% ../nbs/16_perplexity.ipynb #35111a2d
 import bisect
@@ -200,20 +200,56 @@ def matched(
     d_ffn = 4 * max(1, 1 + round((wanted - narrow) / (wide - narrow)))
     return {change: size, "d_ffn": d_ffn}
 
-# %% ../nbs/16_perplexity.ipynb #44fa78b5
+# %% ../nbs/16_perplexity.ipynb #f2512702
 #| code-fold: true
-def equal_time_width(records: Iterable[Record], slow: str, n_heads: int) -> int:
-    """Return the width at which multi-head attention takes as long a step as an arm
-    did.
+def fastest_step(records: Iterable[Record]) -> float:
+    """Return the seconds of a training step in the fastest stretch between two
+    points of the learning curves.
 
-    Seconds a step are read between the widths that were timed as a straight line in
-    logarithms, and beyond them along the last one.
+    A machine that is shared slows a run down and never speeds it up, so the fastest
+    stretch says most about the model.
 
     Parameters
     ----------
     records : iterable of gbattn.conventions.Record
-        Of runs on one machine under one load, among them multi-head ones of two
-        widths or more.
+        Of one arm, one or more; runs that diverged are left out.
+
+    Raises
+    ------
+    ValueError
+        When no record has two points.
+
+    Notes
+    -----
+    Source: chapter 16.
+    """
+    found = []
+    for m in (record.measured for record in records):
+        points = list(zip(m.get("train_step", ()), m.get("train_seconds", ())))
+        found += [
+            (t1 - t0) / (s1 - s0)
+            for (s0, t0), (s1, t1) in itertools.pairwise(points)
+        ]
+    require(
+        bool(found),
+        "records",
+        "no two points of a learning curve",
+        "one run or more that did not diverge",
+    )
+    return min(found)
+
+
+def equal_time_width(records: Iterable[Record], slow: str, n_heads: int) -> int:
+    """Return the width at which multi-head attention takes as long a step as an arm
+    did.
+
+    Seconds a step, those of `fastest_step`, are read between the widths that were
+    timed as a straight line in logarithms, and beyond them along the last one.
+
+    Parameters
+    ----------
+    records : iterable of gbattn.conventions.Record
+        Of runs on one machine, among them multi-head ones of two widths or more.
     slow : str
         The arm to match.
     n_heads : int
@@ -229,19 +265,13 @@ def equal_time_width(records: Iterable[Record], slow: str, n_heads: int) -> int:
     -----
     Source: chapter 16.
     """
-    widths: dict[int, list[float]] = {}
-    wanted = []
+    records = [r for r in records if "train_seconds" in r.measured]
+    wanted = [r for r in records if r.settings["arm"] == slow]
+    widths: dict[int, list[Record]] = {}
     for record in records:
-        model, seconds = (
-            record.settings["model"],
-            record.measured.get("seconds_per_step"),
-        )
-        if seconds is None:
-            continue
-        if record.settings["arm"] == slow:
-            wanted.append(seconds)
+        model = record.settings["model"]
         if model["attention"] == "multi_head" and not model["overrides"]:
-            widths.setdefault(model["d_model"], []).append(seconds)
+            widths.setdefault(model["d_model"], []).append(record)
     require(bool(wanted), "slow", repr(slow), "an arm of the records")
     require(
         len(widths) > 1,
@@ -250,10 +280,10 @@ def equal_time_width(records: Iterable[Record], slow: str, n_heads: int) -> int:
         "two or more",
     )
     points = sorted(
-        (math.log(width), math.log(fmean(seconds)))
-        for width, seconds in widths.items()
+        (math.log(width), math.log(fastest_step(of)))
+        for width, of in widths.items()
     )
-    target = math.log(fmean(wanted))
+    target = math.log(fastest_step(wanted))
     right = min(max(sum(y < target for _, y in points), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[right - 1 : right + 1]
     require(

@@ -38,6 +38,7 @@ from gbattn.experiments import (
     best_rates,
     compare,
     equal_time_width,
+    fastest_step,
     matched,
     paired_interval,
     records_of,
@@ -165,7 +166,9 @@ def record(arm, seed, loss, *, rate=1e-3, d_model=64, seconds=None, **more):
     s = dict(arm=arm, label=arm, seed=seed, learning_rate=rate, planned=1, corpus="text")
     s |= dict(text={"fingerprint": "f"}, model=dict(attention="multi_head", overrides={}, d_model=d_model))
     m = dict(test_loss=loss, valid_loss=loss, diverged=loss is None, parameters=10, non_embedding=5)
-    m |= dict(training_flops=7, seconds=2.0) if seconds is None else dict(training_flops=7, seconds_per_step=seconds)
+    m |= dict(training_flops=7, seconds=2.0)
+    if seconds is not None:  # a slow stretch, and one at this pace
+        m |= dict(train_step=[10, 20, 30], train_seconds=[0.0, 30 * seconds, 40 * seconds])
     return Record("toy", s | more, m)
 
 
@@ -177,6 +180,10 @@ def test_equal_time_inverts_a_power_law(power, width):
     slow = record("boosted", 0, 1.0, seconds=at(width))
     slow.settings["model"] = slow.settings["model"] | {"attention": "boosted"}
     assert equal_time_width([*timed, slow], "boosted", 4) == width
+
+
+def test_the_fastest_stretch_of_any_run_counts():
+    assert fastest_step([record("a", 1, 1.0, seconds=3.0), record("a", 2, 1.0, seconds=2.0)]) == pytest.approx(2.0)
 
 
 # Names of runs
@@ -589,6 +596,7 @@ def test_only_pairs_are_differences():
             lambda: matched(ModelConfig(vocab_size=9, d_ffn=8), ModelConfig(vocab_size=9)),
             "config: got d_ffn = 8; want d_ffn = None, to be set",
         ),
+        (lambda: fastest_step([record("a", 1, None)]), "records: got no two points of a learning curve; want one run"),
         (lambda: equal_time_width([], "boosted", 4), "slow: got 'boosted'; want an arm of the records"),
         (
             lambda: equal_time_width([record("a", 1, 1.0, seconds=1.0)], "a", 4),
