@@ -45,9 +45,9 @@ def _check_features(name: str, x: torch.Tensor, d_model: int | None = None) -> N
         width = "" if d_model is None else f" with D = {d_model}"
         require(False, name, got, f"floating numbers of shape (…, D){width}")
 
-# %% ../nbs/11_blocks.ipynb #63dc6f4e
+# %% ../nbs/11_blocks.ipynb #77916103
 class _Squash(nn.Module):
-    squash: Callable[[torch.Tensor], torch.Tensor]
+    _squash: Callable[[torch.Tensor], torch.Tensor]
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class _Squash(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x squashed, shape (…, D)."""
         _check_features("x", x, len(self.weight))
-        return torch.addcmul(self.bias, self.weight, self.squash(self.alpha * x))
+        return torch.addcmul(self.bias, self.weight, self._squash(self.alpha * x))
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
@@ -108,7 +108,7 @@ class DyT(_Squash):
     et al. (2025).
     """
 
-    squash = staticmethod(torch.tanh)
+    _squash = staticmethod(torch.tanh)
 
 
 class Derf(_Squash):
@@ -135,7 +135,7 @@ class Derf(_Squash):
     the erf that its authors learn too. Source: chapter 11; Chen et al. (2025).
     """
 
-    squash = staticmethod(torch.erf)
+    _squash = staticmethod(torch.erf)
 
 
 NORMALIZERS: dict[str, Callable[..., nn.Module]] = {
