@@ -126,15 +126,17 @@ class Silent:
                 block.attention.out.weight.zero_()
                 block.ffn.down.weight.zero_()
             self.model.position_embedding.weight.zero_()
-            self.model.token_embedding.weight.normal_(generator=g)
+        self.E = torch.randn(V, D, generator=g, dtype=F64)
 
-    def logits(self):
+    def logits(self, E):
         with torch.no_grad():
+            self.model.token_embedding.weight.copy_(E)
             return self.model(torch.arange(self.V)[None])[0]
 
     def sides(self, U=None):
-        """The logits are EEᵀ, they are symmetric, and the longest row expects itself most."""
-        S, E = self.logits(), self.model.token_embedding.weight.detach()
+        """The logits are EEᵀ, they are symmetric, and the longest rows expect themselves most."""
+        E = self.E
+        S, even = self.logits(E), self.logits(E / E.norm(dim=1, keepdim=True))
         S = S if U is None else E @ U.T
         longest = E.norm(dim=1).argmax()
         # Two tables reach any logits of rank D: their singular vectors are such tables.
@@ -142,8 +144,10 @@ class Silent:
         u, scale, v = torch.linalg.svd(wanted)
         D = min(self.D, self.V)
         reached = (u[:, :D] * scale[:D]) @ v[:D]
-        left = torch.cat([S.flatten(), S.T.flatten(), S[longest].max()[None], reached.flatten()])
-        return left, torch.cat([(E @ E.T).flatten(), S.flatten(), S[longest, longest][None], wanted.flatten()])
+        most = torch.cat([S[longest].max()[None], even.amax(1)])
+        own = torch.cat([S[longest, longest][None], even.diagonal()])
+        left = torch.cat([S.flatten(), S.T.flatten(), most, reached.flatten()])
+        return left, torch.cat([(E @ E.T).flatten(), S.flatten(), own, wanted.flatten()])
 
 
 @claim(
@@ -625,6 +629,13 @@ def test_what_the_filters_keep(row, temperature, k, p):
     assert torch.allclose(both, alone, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
+def test_the_whole_share_keeps_every_token(dtype):
+    """A cumulated sum in float32 reaches 1 long before the last of many tokens."""
+    logits = 4 * torch.randn(8, 16_384, generator=torch.Generator().manual_seed(0), dtype=F64).to(dtype)
+    assert torch.equal(next_token_probabilities(logits, top_p=1.0), next_token_probabilities(logits))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_extreme_logits(dtype):
     logits = torch.tensor([-6e4, 0.0, 6e4, -math.inf], dtype=dtype)
@@ -654,11 +665,11 @@ def test_tokens_are_drawn_as_often_as_they_should():
 def test_a_batch_with_padding_and_a_cache_says_what_each_says_alone(kind, positions, options):
     model, tokens = model_of(kind, positions), tokens_of(3, 7)
     lengths = torch.tensor([7, 1, 4])
-    said = model.generate(tokens, 12, lengths=lengths, seed=8, **options)
+    said = model.generate(tokens, 12, lengths=lengths, seed=[8, 9, 8], **options)
     assert torch.equal(said[:, :7], tokens)
-    assert torch.equal(said, model.generate(tokens, 12, lengths=lengths, seed=8, cache=False, **options))
+    assert torch.equal(said, model.generate(tokens, 12, lengths=lengths, seed=[8, 9, 8], cache=False, **options))
     for b, length in enumerate(lengths.tolist()):
-        alone = model.generate(tokens[b : b + 1, 7 - length :], 12, seed=8 + b, **options)
+        alone = model.generate(tokens[b : b + 1, 7 - length :], 12, seed=[8, 9, 8][b], **options)
         assert torch.equal(alone[0], said[b, 7 - length :])
 
 
@@ -677,6 +688,16 @@ def test_the_seed_decides_and_nothing_else():
     assert torch.equal(one, model.generate(tokens, 10, seed=1))
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(one, model.generate(tokens, 10, seed=3))
+
+
+def test_no_two_sequences_share_their_numbers():
+    """Neither in a batch nor in batches of neighbouring seeds; and more rows or steps change none."""
+    drawn = lambda seed, B=4, steps=6: language_model._chances(seed, B, steps, torch.device("cpu"))
+    rows = torch.cat([drawn(seed) for seed in range(5)])
+    assert rows.flatten().unique().numel() == rows.numel() and ((rows >= 0) & (rows < 1)).all()
+    assert torch.equal(drawn(3)[:2, :4], drawn(3, B=2, steps=4))
+    assert torch.equal(drawn([5, -1], B=2), torch.cat([drawn(5, B=1), drawn(-1, B=1)]))
+    assert drawn(0, B=0).shape == (0, 6)
 
 
 def test_a_sequence_ends():
@@ -930,6 +951,8 @@ def calls(model, tokens):
         "lengths: got [9, 10]": lambda: model.generate(tokens, 2, lengths=torch.tensor([9, 10])),
         "lengths: got shape (1,); want shape (2,)": lambda: model.generate(tokens, 2, lengths=torch.tensor([9])),
         "seed: got None; want an integer": lambda: model.generate(tokens, 2, seed=None),
+        "seed: got 1 seeds; want one for each of 2 sequences": lambda: model.generate(tokens, 2, seed=[3]),
+        "seed: got 0.5; want an integer": lambda: model.generate(tokens, 2, seed=[3, 0.5]),
         f"end: got {V}": lambda: model.generate(tokens, 2, end=V),
         "config: got dict; want a ModelConfig": lambda: LanguageModel({}),
         "seed: got 1.5; want an integer": lambda: LanguageModel(model.config, seed=1.5),
