@@ -619,7 +619,7 @@ def generate_text(
     top_p : float, optional
         Draw only from the most probable tokens whose share is at least p.
     samples : int
-        How many continuations; the second has the seed after the first one's.
+        How many continuations, each with numbers of its own.
     seed : int
         Of the draw; the same seed, the same text.
     device : str, optional
