@@ -169,10 +169,15 @@ def links_of(page):
     return [a["href"] for a in page.find_all("a", href=True)]
 
 
+@cache
+def anchors_of(path, stamp):
+    page = parsed(path, stamp)
+    named = page.find_all("a", attrs={"name": True})
+    return {tag["id"] for tag in page.find_all(id=True)} | {tag["name"] for tag in named}
+
+
 def anchors(path):
-    return {tag.get("id") for tag in soup(path).find_all(id=True)} | {
-        tag.get("name") for tag in soup(path).find_all("a", attrs={"name": True})
-    }
+    return anchors_of(path, path.stat().st_mtime_ns)
 
 
 def links_lead_somewhere(site):
