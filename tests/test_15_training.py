@@ -5,7 +5,9 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -516,7 +518,7 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
 
     def failing(number):
         calls.append(number)
-        if len(calls) == 5:  # in the middle of the second checkpoint
+        if len(calls) == 7:  # in the middle of the second checkpoint
             raise OSError("no space left")
         real(number)
 
@@ -526,6 +528,37 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [*checkpoints(tmp_path)] == [4]
     monkeypatch.setattr(os, "fsync", real)
     assert curve(run(folder=tmp_path)) == curve(run())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="here no folder can be flushed")
+def test_files_and_names_are_flushed_before_anything_relies_on_them(tmp_path, monkeypatch):
+    real, events = os.fsync, []
+
+    def noted(number):
+        what = os.fstat(number)
+        events.append("file" if stat.S_ISREG(what.st_mode) else what.st_ino)
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    run(folder=tmp_path, evaluate_every=20)
+    assert events == [*3 * ["file"], checkpoints(tmp_path)[20].stat().st_ino, tmp_path.stat().st_ino]
+
+
+def test_a_checkpoint_that_is_half_deleted_is_not_listed(tmp_path, monkeypatch):
+    real = shutil.rmtree
+
+    def cut_off(path, **options):
+        if path.exists():
+            next(path.iterdir()).unlink()
+            raise KeyboardInterrupt
+        real(path, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", cut_off)
+        run(folder=tmp_path, checkpoint_every=4)
+    assert [*checkpoints(tmp_path)] == [8] and len([*tmp_path.iterdir()]) == 2
+    assert curve(run(folder=tmp_path)) == curve(run())
+    assert not [*tmp_path.glob("*.draft")]
 
 
 def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
