@@ -438,6 +438,34 @@ def test_the_exponent_falls_towards_two_thirds_and_the_stretched_slope_is_right(
     assert slope * math.sqrt(stretched_exponential(1.0, VIT_B).length) == pytest.approx(1, abs=0.03)
 
 
+def test_the_fixed_correlation_is_one_and_attracts_whatever_the_scales():
+    """The equation of c*, solved for σ²_OV/σ²₂₁, rises in c: each quotient of scales is met once."""
+    c = np.concatenate([np.linspace(1e-3, 0.99, 4000), 1 - np.geomspace(1e-2, 1e-7, 2000)[1:]])
+    p = 2 / math.pi * np.arcsin(c)
+    quotient = (c / 2 - relu_kernels(p)[0]) / ((1 - c) * p)
+    assert np.all(np.diff(quotient) > 0) and quotient[0] < 0 and quotient[-1] > 1e3
+    for value in (0.3, 1.0, 2.0):
+        s, q0 = Sigmas(value=value), 100.0
+        end = stretched_exponential(1.0, s).correlation
+        p0 = q0 * np.array([0.0, (1 + end) / 2, 1.0])
+        run = recursion(20_000, normalizer="derf", alpha=1.0, sigmas=s, q0=q0, p0=p0, direction="forward")
+        left = np.abs(run.p / run.q - end)
+        assert np.all(left[-1, :2] < 0.6 * left[0, :2])
+        assert run.p[-1, 2] == pytest.approx(run.q[-1, 2])  # equal tokens stay equal
+
+
+@pytest.mark.parametrize("name", ["derf", "dyt"])
+def test_the_stretched_exponential_survives_the_other_order_of_limits(name):
+    """At fixed n, ½σ²₂₁ in ln J becomes ½σ²₂₁ + σ²_OV/n."""
+    end, q0 = stretched_exponential(1.0, VIT_B, normalizer=name), 4e4
+    given = dict(normalizer=name, alpha=1.0, q0=q0, p0=q0 * end.correlation, direction="forward")
+    l = np.array([q0, q0 + 1000 * end.growth]) / end.growth
+    law = np.diff(np.sqrt(l / end.length)).item()
+    for n in (2, 8):
+        grown = math.log(recursion(1000, n=n, **given).forward_J[-1])
+        assert grown / law == pytest.approx(1 + attention_gain(VIT_B) / n / (VIT_B.mlp / 2), abs=0.01)
+
+
 def test_square_root_beats_logarithm_for_derf_and_loses_for_layernorm():
     l = np.arange(16, 257)
     for name, wins in (("layernorm", False), ("derf", True)):
