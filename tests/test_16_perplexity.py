@@ -37,12 +37,12 @@ from gbattn.experiments import (
     Experiment,
     best_rates,
     compare,
-    equal_time_width,
-    fastest_step,
+    equal_time,
     matched,
     paired_interval,
     records_of,
     run,
+    step_seconds,
     welch,
 )
 from gbattn.language_model import LanguageModel, ModelConfig, model_cost
@@ -161,10 +161,10 @@ def test_a_model_matched_to_itself_stays():
     assert matched(config, config, change="n_layers") == {"n_layers": 2, "d_ffn": 96}
 
 
-def record(arm, seed, loss, *, rate=1e-3, d_model=64, seconds=None, **more):
+def record(arm, seed, loss, *, rate=1e-3, seconds=None, size=None, **more):
     """A record as `run` makes it, as far as it is compared."""
     s = dict(arm=arm, label=arm, seed=seed, learning_rate=rate, planned=1, corpus="text")
-    s |= dict(text={"fingerprint": "f"}, model=dict(attention="multi_head", overrides={}, d_model=d_model))
+    s |= dict(text={"fingerprint": "f"}, model=ModelConfig(**SMALL | (size or {})).to_dict())
     m = dict(test_loss=loss, valid_loss=loss, diverged=loss is None, parameters=10, non_embedding=5)
     m |= dict(training_flops=7, seconds=2.0)
     if seconds is not None:  # a slow stretch, and one at this pace
@@ -172,18 +172,31 @@ def record(arm, seed, loss, *, rate=1e-3, d_model=64, seconds=None, **more):
     return Record("toy", s | more, m)
 
 
+FLOPS = MEASURES["training_flops"]
+
+
 @settings(deadline=None)
-@given(st.floats(0.5, 3), st.sampled_from([64, 80, 96, 160]))
-def test_equal_time_inverts_a_power_law(power, width):
-    at = lambda w: 1e-3 * (w / 64) ** power
-    timed = [record("standard", 0, 1.0, seconds=at(64)), record("wider", 0, 1.0, d_model=96, seconds=at(96))]
-    slow = record("boosted", 0, 1.0, seconds=at(width))
-    slow.settings["model"] = slow.settings["model"] | {"attention": "boosted"}
-    assert equal_time_width([*timed, slow], "boosted", 4) == width
+@given(st.floats(0.5, 3), st.sampled_from([64, 80, 96, 160]), st.sampled_from([None, 100, 480]))
+def test_equal_time_inverts_a_power_law_of_the_flops(power, width, d_ffn):
+    """Whatever feed-forward widths were timed; a law of the width alone would miss."""
+    sizes = [dict(d_model=64, d_ffn=None), dict(d_model=96, d_ffn=d_ffn)]
+    flops = [FLOPS(ModelConfig(**SMALL | size)) for size in sizes]
+    slow = ModelConfig(**SMALL, d_model=width)
+    at = lambda f: 1e-3 * (f / flops[0]) ** power
+    timed = [record(str(f), 0, 1.0, seconds=at(f), size=size) for f, size in zip(flops, sizes)]
+    timed += [record("slow", 0, 1.0, seconds=at(FLOPS(slow)), size=dict(attention="boosted"))]
+    found = equal_time(replace(slow, d_model=16), timed, "slow")
+    assert found == {"d_model": width, "d_ffn": 4 * width}
 
 
-def test_the_fastest_stretch_of_any_run_counts():
-    assert fastest_step([record("a", 1, 1.0, seconds=3.0), record("a", 2, 1.0, seconds=2.0)]) == pytest.approx(2.0)
+def test_a_pace_is_the_median_of_the_fastest_quarter():
+    paces = [9.0, 2.0, 3.0, 1.0, 8.0, 7.0, 6.0, 5.0, 4.0, 9.0, 9.0, 9.0]
+    curve = dict(train_step=list(range(0, 130, 10)), train_seconds=[0.0, *np.cumsum(paces) * 10])
+    one, other = record("a", 1, 1.0), record("a", 2, 1.0, seconds=0.5)
+    one.measured.update(curve)
+    assert step_seconds([one]) == pytest.approx(2.0)  # of 1, 2, 3; the fastest alone would be 1
+    assert step_seconds([one, other]) == pytest.approx(1.25)  # of 0.5, 1, 1.5, 2 out of fourteen
+    assert step_seconds([other]) == pytest.approx(0.5)
 
 
 # Names of runs
@@ -236,6 +249,13 @@ def test_the_declared_experiments_hold_together(name):
     if {"wider", "boosted_residual"} <= set(rival) and not name.startswith("paper"):
         sizes = [MEASURES["parameters"](rival[arm]) for arm in ("wider", "boosted_residual")]
         assert sizes[0] == pytest.approx(sizes[1], rel=5e-3)
+
+
+def test_a_wider_arm_shares_no_weight():
+    """What the chapter says of pairs of different width."""
+    one, two = (LanguageModel(EXPERIMENTS["mini"].model_of(arm), seed=1).state_dict() for arm in (WIDER, BOOSTED))
+    shared = set(one) & set(two)
+    assert len(shared) == len(one) and not any(one[name].shape == two[name].shape for name in shared)
 
 
 def test_arms_of_a_seed_start_from_the_same_weights_by_name():
@@ -477,17 +497,36 @@ def test_rates_come_from_the_sweep(tmp_path):
 
 
 def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):
-    timed = [("standard", 8, 1.0), ("wide", 16, 2.0), ("boosted_residual", 8, 2.0)]
-    for arm, width, seconds in timed:
-        r = record(arm, 0, 1.0, d_model=width, seconds=seconds, planned=3)
-        if arm.startswith("boosted"):
-            r.settings["model"]["attention"] = "boosted"
+    timed = {"standard": (8, 1.0), "wide": (16, 2.0), "boosted_residual": (8, 2.0)}
+    for arm, (width, seconds) in timed.items():
+        attention = "boosted" if arm.startswith("boosted") else "multi_head"
+        size = TINY.model | dict(vocab_size=260, d_model=width, attention=attention)
+        r = record(arm, 0, 1.0, size=size, seconds=seconds, planned=3)
         Record("sweep", r.settings, r.measured).save(arm, tmp_path)
     arm = Arm(name="slow", equal_to=BOOSTED, equal_in="time", tuned_as="wide")
     experiment = replace(TINY, rates_from="sweep", arms=(arm,))
-    assert experiment.tuned(tmp_path).runs()[0].model.d_model == 16
+    found = experiment.tuned(tmp_path).runs()[0].model
+    assert (found.d_model, found.d_ffn) == (16, 64)
     with pytest.raises(ValueError, match="by: got 'time'"):
         experiment.runs()
+
+
+def test_an_extended_grid_is_waited_for(tmp_path):
+    """Old records say how many runs the smaller grid had."""
+    for rate, planned in ((1e-3, 1), (2e-3, 3)):
+        r = record("standard", 0, 1.0, rate=rate, planned=planned)
+        Record("sweep", r.settings, r.measured).save(f"standard-{rate}", tmp_path)
+    with pytest.raises(ValueError, match="2 of the 3 runs of sweep"):
+        replace(TINY, rates_from="sweep", arms=(STANDARD,)).tuned(tmp_path)
+
+
+def test_no_run_of_a_sweep_is_reported():
+    """The seed that chooses a rate is not among those that a table shows."""
+    for experiment in EXPERIMENTS.values():
+        if experiment.rates_from:
+            sweep = EXPERIMENTS[experiment.rates_from]
+            assert not set(sweep.seeds) & set(experiment.seeds)
+            assert len(sweep.grid["learning_rate"]) >= 3
 
 
 def test_further_arms_take_the_rate_of_an_arm_of_the_sweep():
@@ -565,6 +604,9 @@ def test_only_pairs_are_differences():
 
 # Errors
 
+TOY = ModelConfig(**SMALL, d_model=16)
+PAIR = (("a", 16), ("b", 32))
+
 
 @pytest.mark.parametrize(
     "call, message",
@@ -596,17 +638,16 @@ def test_only_pairs_are_differences():
             lambda: matched(ModelConfig(vocab_size=9, d_ffn=8), ModelConfig(vocab_size=9)),
             "config: got d_ffn = 8; want d_ffn = None, to be set",
         ),
-        (lambda: fastest_step([record("a", 1, None)]), "records: got no two points of a learning curve; want one run"),
-        (lambda: equal_time_width([], "boosted", 4), "slow: got 'boosted'; want an arm of the records"),
+        (lambda: step_seconds([record("a", 1, None)]), "records: got no two points of a learning curve; want one run"),
+        (lambda: equal_time(TOY, [], "boosted"), "slow: got 'boosted'; want an arm of the records"),
+        (lambda: equal_time(replace(TOY, d_ffn=8), [], "a"), "config: got d_ffn = 8; want d_ffn = None, to be set"),
         (
-            lambda: equal_time_width([record("a", 1, 1.0, seconds=1.0)], "a", 4),
-            "records: got multi-head widths [64]; want two or more",
+            lambda: equal_time(TOY, [record("a", 1, 1.0, seconds=1.0)], "a"),
+            "records: got 1 size of multi-head attention; want two or more",
         ),
         (
-            lambda: equal_time_width(
-                [record("a", 1, 1.0, seconds=1.0), record("b", 1, 1.0, d_model=80, seconds=1.0)], "a", 4
-            ),
-            "records: got a wider model that is no slower; want times that grow with the width",
+            lambda: equal_time(TOY, [record(a, 1, 1.0, seconds=1.0, size=dict(d_model=w)) for a, w in PAIR], "a"),
+            "records: got a larger model that is no slower; want times that grow with the size",
         ),
         (lambda: Arm(name="a-b"), "name: got 'a-b'; want letters, digits, _ and ."),
         (lambda: replace(TINY, seeds=(1, 1)), "seeds: got [1, 1]; want one or more, all different"),
