@@ -506,7 +506,7 @@ def _say_trained(result: dict) -> str:
         f"{_shown(result['sample'])}"
     )
 
-# %% ../nbs/Z_command_line.ipynb #dba36347
+# %% ../nbs/Z_command_line.ipynb #d0130c8d
 #| code-fold: true
 def _open_model(folder: Path, device: str | None):
     import torch
