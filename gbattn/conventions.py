@@ -274,7 +274,7 @@ def profile(**choices):
     )
     return choices[name]
 
-# %% ../nbs/00_conventions.ipynb #82ada031
+# %% ../nbs/00_conventions.ipynb #e1e8251a
 COLOURS: dict[str, str] = {
     "theory": "#222222",
     "reference": "#5f6b7a",

@@ -216,6 +216,17 @@ def notebooks_start_with_the_colab_cell(root):
     ]
 
 
+def notebooks_say_their_precision(root):
+    """Several notebooks run in one process when they are tested, and one leaves its precision to the next."""
+    return [
+        f"nbs/{path.name} uses torch and takes the default dtype that a notebook before it left: "
+        "set it at the start with torch.set_default_dtype(…)."
+        for path in notebooks(root)
+        for code in ["\n".join(c.source for c in read(path).cells if c.cell_type == "code")]
+        if is_chapter(path) and re.search(r"^import torch$", code, re.M) and "torch.set_default_dtype(" not in code
+    ]
+
+
 def claim_tests(root):
     """The tests that `claim` makes: (file, name, the keywords it was given)."""
     for path in sorted((root / "tests").glob("*.py")):
@@ -327,6 +338,7 @@ LAWS = [
     library_is_what_the_notebooks_export,
     notebooks_carry_no_outputs,
     notebooks_start_with_the_colab_cell,
+    notebooks_say_their_precision,
     every_claim_has_a_check_and_a_mutant,
     exercises_have_solutions_that_run,
     figures_have_alt_text,

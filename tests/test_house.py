@@ -183,6 +183,13 @@ def test_a_notebook_with_another_colab_cell(small_house):
     only(house.notebooks_start_with_the_colab_cell(small_house.built()), "nbs/01_first.ipynb", "Colab", "first cell of")
 
 
+def test_a_notebook_that_takes_the_precision_of_another(small_house):
+    small_house.spoil("01_first.ipynb", 7, "assert True", "import torch")
+    only(house.notebooks_say_their_precision(small_house.built()), "nbs/01_first.ipynb", "set_default_dtype")
+    small_house.spoil("01_first.ipynb", 7, "import torch", "import torch\ntorch.set_default_dtype(torch.float64)")
+    assert not house.notebooks_say_their_precision(small_house.built())
+
+
 @pytest.mark.parametrize("kind", ["theorem", "proposition", "lemma", "corollary"])
 def test_a_claim_without_a_check(small_house, kind):
     small_house.spoil("01_first.ipynb", 4, "theorem", kind)
