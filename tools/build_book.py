@@ -62,7 +62,9 @@ def build(folder):
 
         jupyter_book = Path(sys.executable).with_name("jupyter-book")
         command = [jupyter_book, "build", ".", "--path-output", folder, "-W", "-n", "--keep-going"]
-        result = subprocess.run(command, env={**os.environ, "IN_TEST": "1"})
+        # Somebody's MPLBACKEND would take the figures off the pages.
+        environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+        result = subprocess.run(command, env=environment | {"IN_TEST": "1"})
         if result.returncode or not page.exists():
             for report in sorted(build_folder.glob("html/reports/**/*.err.log")):
                 # What comes before is the stack of the program that runs the notebook.
