@@ -98,6 +98,15 @@ def test_explain_equals_forward_under_every_mask(kind, options):
             assert (layer.out(trace.rounds[-1].estimate) - output).abs().max() < EXACT
 
 
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+def test_without_gradients_the_same_numbers_come_out_and_the_input_stays(kind, options):
+    layer, x = layer_of(kind, **options), tokens()
+    before, with_gradients = x.clone(), layer(x, causal=True)
+    with torch.no_grad():
+        assert torch.equal(layer(x, causal=True), with_gradients)
+    assert torch.equal(x, before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_each_round_of_a_trace_adds_its_gated_correction(kind):
