@@ -2,20 +2,23 @@
 
 The floor of a layer makes the same matrix products, with the same weights in the same order, and the same calls of
 ``scaled_dot_product_attention``, with nothing around them: no residual, no gate but its products, no sum. Run with
-``make bench``. All methods of one problem see the same tokens in the same process, take turns, and are compared by
-medians. Before anything is timed, each floor must make exactly its layer's products, and each naive form must give
-its layer's answer. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16), also with ``--compile``.
+``make bench``. All methods of one problem see the same tokens in the same process; those that are compared take turns,
+and medians count. Before anything is timed, each floor must make exactly its layer's products, and each naive form must
+give its layer's answer. On a CPU everything is timed in a process that keeps the memory it frees, so that arithmetic is
+compared; before that, at T = 256 and 1024, torch's own, three layers and their naive forms also as a program has them
+that asks for nothing: it returns memory to the system and pays for getting it again. Records go to ``results/``. On a
+GPU: ``--device cuda`` (bfloat16), also with ``--compile``.
 """
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from unittest import mock
 
 import torch
 import torch.nn.functional as nnf
-from measuring import interleaved_medians, peak_bytes
+from measuring import interleaved_medians, keep_memory, page_faults, peak_bytes
 from torch import nn
 
 import gbattn.attention
@@ -26,6 +29,8 @@ from gbattn.cost import attention_cost, count_flops
 from gbattn.twicing import TwicingAttention
 
 SHAPES = ((32, 256, 256, 4), (4, 1024, 768, 12), (1, 4096, 512, 8))
+RUNS = {256: 15, 1024: 7, 4096: 7}
+WITH_NAIVE = ("multi_head", "twicing", "boosted residual feature")
 KV_FROM, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
 DECODED, POSITIONS = (1, 512, 8), (128, 512, 1024, 2048, 4096)
 AIMS = {"multi_head": 1.03, "twicing": 1.06, "boosted": 1.06}  # at most this many times the floor
@@ -94,16 +99,31 @@ def torchs_own(D: int, H: int, T: int, device: torch.device, dtype: torch.dtype)
 # ---- Layers ----
 
 
-def methods_of(made: dict, D: int, H: int, T: int, options: argparse.Namespace) -> dict[str, Callable]:
-    """Functions of x: torch's own, each layer, its floor, and the naive form of those that have one."""
+def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argparse.Namespace) -> dict[str, Callable]:
+    """Functions of x: torch's own, each layer, its floor, and the naive form of those that have one. Where memory is
+    returned, only those with a naive form, and no floor."""
     methods = {"nn.MultiheadAttention": torchs_own(D, H, T, options.device, options.dtype)}
     for name, layer in made.items():
+        if memory == "returned" and name not in WITH_NAIVE:
+            continue
         methods[name] = functools.partial(layer, causal=True)
-        if name != "linear":
+        if memory != "returned" and name != "linear":
             methods[f"{name} floor"] = functools.partial(floor, layer)
-    for name in ("multi_head", "twicing", "boosted residual feature"):
+    for name in WITH_NAIVE:
         methods[f"{name} naive"] = functools.partial(naive, made[name])
     return {name: torch.compile(method) for name, method in methods.items()} if options.compile else methods
+
+
+def groups_of(names: Iterable[str]) -> list[list[str]]:
+    """Each layer with its floor and its naive form, and torch's own with multi-head: those that are compared.
+
+    A machine whose speed wanders from minute to minute then wanders for both sides of a comparison.
+    """
+    groups = {}
+    for name in names:
+        layer = name.removesuffix(" floor").removesuffix(" naive")
+        groups.setdefault("multi_head" if layer == "nn.MultiheadAttention" else layer, []).append(name)
+    return list(groups.values())
 
 
 def flat(result: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
@@ -135,14 +155,15 @@ def demand_the_same(made: dict, x: torch.Tensor) -> None:
             raise SystemExit(f"{name} makes {mine} FLOPs of products, its floor {beneath}")
 
 
-def benchmark_layers(shape: tuple[int, int, int, int], options: argparse.Namespace) -> None:
+def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: argparse.Namespace) -> None:
     B, T, D, H = shape
+    runs = options.runs or RUNS[T]
     torch.manual_seed(0)
     made = layers(D, H, options.whole or shape == SHAPES[0])
     made = {name: layer.to(options.device, options.dtype) for name, layer in made.items()}
     x = torch.randn(B, T, D, device=options.device, dtype=options.dtype, requires_grad=True)
     demand_the_same(made, x[:1, :64].detach().requires_grad_())
-    methods = methods_of(made, D, H, T, options)
+    methods = methods_of(made, D, H, T, memory, options)
     tasks = {
         "forward": ({name: functools.partial(method, x) for name, method in methods.items()}, torch.no_grad),
         "training": ({name: training(method, x) for name, method in methods.items()}, nullcontext),
@@ -152,34 +173,42 @@ def benchmark_layers(shape: tuple[int, int, int, int], options: argparse.Namespa
         with context():
             for name, call in calls.items():  # the first call of each, which is not timed
                 measured[name][f"{task}_peak_bytes"] = peak_bytes(call, options.device)
-            timed = interleaved_medians(calls, options.runs, settle=options.settle, wait=options.wait)
-        for name, (median, smallest, largest) in timed.items():
-            measured[name] |= {
-                f"{task}_median_seconds": median,
-                f"{task}_smallest_seconds": smallest,
-                f"{task}_largest_seconds": largest,
-            }
-    settings = {"B": B, "T": T, "D": D, "H": H} | options.machine | {"runs": options.runs}
+            timed = {}
+            for group in groups_of(calls):
+                take_turns = {name: calls[name] for name in group}
+                steady = [] if memory == "returned" else [name for name in group if not name.endswith("naive")]
+                timed |= interleaved_medians(
+                    take_turns, runs, settle=options.settle, wait=options.wait, patience=3, steady=steady
+                )
+            for name, call in calls.items():
+                call()
+                measured[name][f"{task}_page_faults"] = page_faults(call)
+        for name, times in timed.items():
+            for field, value in times._asdict().items():
+                measured[name][f"{task}_{field}" + ("" if field == "turns" else "_seconds")] = value
+    settings = {"B": B, "T": T, "D": D, "H": H, "memory": memory} | options.machine | {"runs": runs}
     for name, numbers in measured.items():
         if name in made:
             cost = attention_cost(made[name], T, batch_size=B, causal=True, itemsize=x.element_size())
             numbers |= {"saved_bytes": cost.saved_bytes, "training_flops": cost.training_flops}
         record = Record("benchmark-attention-layers", settings | {"method": name}, numbers)
-        record.save(f"{options.prefix}{B} {T} {D} {H} {name}".replace(" ", "-").lower())
-    show_layers(shape, measured)
+        returned = " returned" if memory == "returned" else ""
+        record.save(f"{options.prefix}{B} {T} {D} {H} {name}{returned}".replace(" ", "-").lower())
+    show_layers(shape, memory, measured)
 
 
-def show_layers(shape: tuple[int, int, int, int], measured: dict[str, dict]) -> None:
+def show_layers(shape: tuple[int, int, int, int], memory: str, measured: dict[str, dict]) -> None:
     """Print a row for each method, and whether the aims were met."""
-    print(f"\n(B, T, D, H) = {shape}: milliseconds, times the floor, megabytes at the highest")
-    print(f"{'':30}{'forward':>10}{'floor':>8}{'MB':>8}{'training':>12}{'floor':>8}{'MB':>8}")
+    print(f"\n(B, T, D, H) = {shape}, memory {memory}: milliseconds, times the floor, megabytes, page faults")
+    header = f"{'floor':>8}{'MB':>8}{'faults':>8}"
+    print(f"{'':30}{'forward':>10}{header}{'training':>12}{header}")
     for name, numbers in measured.items():
         row = f"{name:30}"
         for task, width in (("forward", 10), ("training", 12)):
             row += f"{1e3 * numbers[f'{task}_median_seconds']:{width}.1f}"
             ratio = of_floor(measured, name, task)
             row += f"{ratio:8.3f}" if ratio else " " * 8
-            row += f"{numbers[f'{task}_peak_bytes'] / 1e6:8.0f}"
+            row += f"{numbers[f'{task}_peak_bytes'] / 1e6:8.0f}{numbers[f'{task}_page_faults']:8}"
         print(row)
     for task in ("forward", "training"):
         for name in measured:
@@ -205,7 +234,7 @@ def of_floor(measured: dict[str, dict], name: str, task: str) -> float | None:
 
 def benchmark_decoding(options: argparse.Namespace) -> None:
     """One more token behind so many, with a cache and without."""
-    (B, D, H), longest = DECODED, max(POSITIONS)
+    (B, D, H), longest, runs = DECODED, max(POSITIONS), options.runs or 7
     torch.manual_seed(0)
     made = layers(D, H, False)
     chosen = ("multi_head", "twicing", "boosted residual feature", "boosted shared head", "linear")
@@ -224,17 +253,17 @@ def benchmark_decoding(options: argparse.Namespace) -> None:
                 step = functools.partial(one_step, layer, cache, x[:, -1:], position)
                 calls = {"cache": step, "whole": functools.partial(layer, x, causal=True)}
                 numbers = {}
-                for way, runs in (("cache", 10 * options.runs), ("whole", options.runs)):
+                for way, turns in (("cache", 10 * runs), ("whole", runs)):
                     calls[way]()
                     one = {way: calls[way]}
-                    median, *_ = interleaved_medians(one, runs, settle=options.settle, wait=options.wait)[way]
+                    median, *_ = interleaved_medians(one, turns, settle=options.settle, wait=options.wait)[way]
                     numbers[f"{way}_tokens_per_second"] = B / median
                 itemsize = x.element_size()
                 cost = attention_cost(layer, 1, past=position, batch_size=B, causal=True, itemsize=itemsize)
                 numbers |= {"cache_bytes": cost.cache_bytes, "flops": cost.forward_flops}
                 numbers["traffic_bytes"] = cost.traffic_bytes
                 settings = {"B": B, "D": D, "H": H, "position": position} | options.machine
-                record = Record("benchmark-decoding", settings | {"method": name, "runs": options.runs}, numbers)
+                record = Record("benchmark-decoding", settings | {"method": name, "runs": runs}, numbers)
                 record.save(f"{options.prefix}{position:05d} {name}".replace(" ", "-").lower())
                 rows[name][position] = numbers
             cells = (
@@ -250,9 +279,10 @@ def one_step(layer: nn.Module, cache, x: torch.Tensor, position: int) -> torch.T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7, help="timed runs of each method (default 7)")
+    parser.add_argument("--runs", type=int, help="timed runs of each method at least (default: 15 at T = 256, else 7)")
     parser.add_argument("--whole", action="store_true", help="every pair of kv_from and gate at every shape")
     parser.add_argument("--shapes", type=int, nargs="*", default=[0, 1, 2], help="which of the three shapes")
+    parser.add_argument("--memory", nargs="*", choices=("returned", "kept"), help="one way only (default: as above)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu (default) or cuda")
     parser.add_argument("--dtype", help="float32 (default on a CPU) or bfloat16 (default on a GPU)")
     parser.add_argument("--compile", action="store_true", help="compile every method")
@@ -261,8 +291,8 @@ def main() -> None:
     dtype = options.dtype or ("bfloat16" if gpu else "float32")
     options.dtype = getattr(torch, dtype)
     options.wait = torch.cuda.synchronize if gpu else lambda: None
-    # All methods use the same threads of torch, so nobody has to wake: one untimed call of a method meets the memory
-    # that the method before it left.
+    # All methods use the same threads of torch, so nobody has to wake: one untimed call of a method meets the caches
+    # and the memory that the method before it left.
     options.settle = 0.02 if gpu else 1e-6
     options.machine = {"device": options.device.type, "dtype": dtype, "compiled": options.compile}
     options.prefix = (
@@ -270,8 +300,13 @@ def main() -> None:
         if not (gpu or options.compile or options.dtype != torch.float32)
         else (f"{options.device.type} {dtype} {'compiled ' if options.compile else ''}")
     )
-    for index in options.shapes:
-        benchmark_layers(SHAPES[index], options)
+    for memory in options.memory or (["kept"] if gpu else ["returned", "kept"]):
+        if memory == "kept" and not gpu and not keep_memory():
+            print("\nthis C library cannot be told to keep memory: the ratios below contain page faults")
+            memory = "not kept"
+        for shape in (SHAPES[index] for index in options.shapes):
+            if memory != "returned" or shape[1] in NAIVE_AIMS:
+                benchmark_layers(shape, memory, options)
     benchmark_decoding(options)
 
 

@@ -67,9 +67,9 @@ def report(
     """Time the methods, print a row for each and save a record for each."""
     demand_agreement(methods, tolerance)
     timed = interleaved_medians(methods, runs)
-    slowest = max(median for median, _, _ in timed.values())
+    slowest = max(times.median for times in timed.values())
     problem = " ".join(map(str, settings.values()))
-    for name, (median, smallest, largest) in timed.items():
+    for name, (median, smallest, largest, _) in timed.items():
         print(f"{problem:32} {name:26} {median:10.5f} {smallest:10.5f} {largest:10.5f} {slowest / median:8.1f}×")
         record = Record(
             experiment,

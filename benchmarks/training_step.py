@@ -38,6 +38,7 @@ ARMS = {
     "boosted input": ("boosted", {"kv_from": "input"}),
     "boosted shared head": ("boosted", {"kv_from": "shared", "gate": "head"}),
 }
+RUNS = {"small": 15, "published": 5, "quick": 1}
 AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
 
 
@@ -311,12 +312,12 @@ def measured(calls: dict, options: argparse.Namespace, runs: int) -> dict[str, d
         found[name] = {"peak_bytes": peak_bytes(call, options.device)}
     timed = interleaved_medians(calls, runs, settle=options.settle, wait=options.wait)
     for name, times in timed.items():
-        found[name] |= dict(zip(("median_seconds", "smallest_seconds", "largest_seconds"), times))
+        found[name] |= {f"{field}_seconds": getattr(times, field) for field in ("median", "smallest", "largest")}
     return found
 
 
 def benchmark(name: str, options: argparse.Namespace) -> None:
-    shape = SHAPES[name]
+    shape, runs = SHAPES[name], options.runs or RUNS[name]
     B, T, D, H, layers, V = shape
     tokens = np.random.RandomState(0).randint(0, V, 64 * B * T + 1)
     sizes = {"shape": name, "B": B, "T": T, "D": D, "H": H, "layers": layers, "V": V, "device": options.device.type}
@@ -326,20 +327,20 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
         for arm in ARMS:
             made, configs[arm] = steps_of(arm, shape, tokens, options, precision)
             calls |= made
-        found = measured(calls, options, options.runs)
+        found = measured(calls, options, runs)
         predicted = {arm: model_cost(config, T, B).training_flops for arm, config in configs.items()}
         for method, numbers in found.items():
             numbers["tokens_per_second"] = B * T / numbers["median_seconds"]
             if method in predicted:
                 numbers["training_flops"] = predicted[method]
                 numbers["predicted_ratio"] = predicted[method] / predicted["standard"]
-            settings = sizes | {"precision": precision, "method": method, "runs": options.runs}
+            settings = sizes | {"precision": precision, "method": method, "runs": runs}
             save("benchmark-training-step", f"{name} {precision} {method}", settings, numbers, options)
         show(name, precision, found)
-    parts = measured(parts_of_a_step(shape, tokens), options, 3 * options.runs)
+    parts = measured(parts_of_a_step(shape, tokens), options, 3 * runs)
     for part, numbers in parts.items():
         print(f"{part:30}{1e3 * numbers['median_seconds']:10.2f} ms")
-        settings = sizes | {"method": part, "runs": 3 * options.runs}
+        settings = sizes | {"method": part, "runs": 3 * runs}
         save("benchmark-training-parts", f"{name} {part}", settings, numbers, options)
 
 
@@ -381,7 +382,7 @@ def show(name: str, precision: str, found: dict[str, dict]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of each method (default 5)")
+    parser.add_argument("--runs", type=int, help="timed runs of each method (default: small 15, published 5)")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
     parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")
@@ -390,7 +391,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny shape, once: does everything still run?")
     options = parser.parse_args()
     if options.quick:
-        options.runs, options.shapes, options.compile = 1, ["quick"], False
+        options.shapes, options.compile = ["quick"], False
     from accelerate import Accelerator
 
     found = Accelerator().device
@@ -399,7 +400,9 @@ def main() -> None:
     options.device = found
     gpu = found.type == "cuda"
     options.wait = torch.cuda.synchronize if gpu else lambda: None
-    options.settle = 0.02 if gpu else 0  # all methods use the same threads of torch: nobody has to wake
+    # All methods use the same threads of torch, so nobody has to wake: one untimed call of a method meets the caches
+    # and the memory that the method before it left.
+    options.settle = 0.02 if gpu else 1e-6
     for name in options.shapes:
         benchmark(name, options)
 
