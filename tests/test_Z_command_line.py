@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,11 +148,29 @@ def test_the_options_of_train_are_the_fields_of_its_dataclasses():
     assert len(set(names)) == len(names)
 
 
-def test_the_plainer_words_name_every_choice():
+def choices_of(config, name, **rest):
+    """What a dataclass says that it would have taken, in place of nonsense."""
+    with pytest.raises(ValueError) as caught:
+        config(**{name: "nonsense"}, **rest)
+    wanted = str(caught.value).partition("; want ")[2]
+    return re.findall(r"'([\w-]+)'", wanted) or re.findall(r"[\w-]+", wanted.removeprefix("one of"))
+
+
+def test_the_help_names_every_choice():
     help_of = {option.name: option.help for option in options("train")}
-    for name, choices in (("norm", PLACEMENTS), ("normalizer", NORMALIZERS)):
-        assert all(re.search(rf"\b{choice}\b", help_of[name]) for choice in choices)
+    choices = {"norm": PLACEMENTS, "normalizer": NORMALIZERS}
+    for config, rest in ((ModelConfig, dict(vocab_size=9)), (TrainConfig, dict(steps=1))):
+        chosen = [entry.name for entry in fields(config) if entry.type is str]
+        choices |= {name: choices_of(config, name, **rest) for name in chosen}
+    assert {"schedule", "precision", "decay", "keep", "positions", "attention", "ffn", "norm"} <= set(choices)
+    assert choices["precision"] == ["no", "bf16", "fp16"] and "boosted" in choices["attention"]
+    for name, found in choices.items():
+        assert all(re.search(rf"(?<![\w-]){choice}\b", help_of[name]) for choice in found), name
     assert set(command_line._PLAINER) <= set(help_of)
+    own = {(name, option.name): option.help for name in COMMANDS for option in options(name)}
+    assert own["evaluate", "split"].endswith("One of test, valid, train.")
+    assert own["bench", "dtype"].endswith("One of float32, bfloat16.")
+    assert own["train", "tokenizer"].endswith("One of byte-level, published.")
 
 
 def test_the_defaults_of_train():
@@ -198,9 +217,9 @@ def test_what_is_said_is_what_is_meant(training, visits, overrides):
 @pytest.mark.parametrize(
     "words, parts",
     [
-        (["train", "--d-model", "0"], ["d_model: got 0; want a positive integer", "gbattn train --help"]),
-        (["train", "--steps", "3", "--epochs", "1"], ["steps, epochs: got", "want exactly one of the two"]),
-        (["train", "--attention", "magic"], ["attention: got 'magic'; want one of"]),
+        (["train", "--d-model", "0"], ["--d-model: got 0; want a positive integer", "gbattn train --help"]),
+        (["train", "--steps", "3", "--epochs", "1"], ["--steps, --epochs: got", "want exactly one of the two"]),
+        (["train", "--attention", "magic"], ["--attention: got 'magic'; want one of"]),
         (["train", "--attention-options", '{"rounds": 0}'], ["rounds: got 0"]),
         (["learn"], ["gbattn: no command 'learn'; there are train, evaluate"]),
     ],
@@ -270,7 +289,8 @@ def test_a_session(text, tmp_path, call, result):
 def test_the_words_of_train_and_evaluate(text, trained, call):
     code, out, err = call("train", text, "--folder", trained, *SHORT)
     assert code == 0
-    assert "holds the run up to step 20: going on from there" in err
+    assert "holds the run up to step 20: finished" in err and "going on" not in err
+    assert f"(gbattn generate --folder {trained} writes more)" in out
     number = r"validation: \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte\n"
     assert re.match(number, out)
     assert "\ncat" in out
@@ -314,7 +334,7 @@ def test_another_run_in_the_folder(text, trained, call):
     outcome = call("train", text, "--folder", trained, *SHORT, "--learning-rate", "0.5", "--norm", "post")
     refused(
         outcome,
-        1,
+        2,
         "training.learning_rate = 0.5",
         f"training.learning_rate = {TRAINING['learning_rate']}",
         'model.norm = "pre"',
@@ -324,8 +344,8 @@ def test_another_run_in_the_folder(text, trained, call):
 
 def test_a_foreign_folder_is_left_alone(text, tmp_path, call):
     (tmp_path / "thesis.tex").write_text("do not lose me")
-    refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "thesis.tex", "new or empty folder")
-    refused(call("train", text, "--folder", tmp_path / "thesis.tex", *SHORT), 1, "the file")
+    refused(call("train", text, "--folder", tmp_path, *SHORT), 2, "--folder: got", "thesis.tex", "new or empty folder")
+    refused(call("train", text, "--folder", tmp_path / "thesis.tex", *SHORT), 2, "--folder: got the file")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -333,45 +353,90 @@ def test_two_at_once(text, tmp_path, call):
     from filelock import FileLock
 
     with FileLock(tmp_path / ".lock"):
-        refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "another gbattn train is at work")
+        refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "another gbattn train at work")
 
 
 @pytest.mark.parametrize(
     "words, parts",
     [
-        (["train", "nowhere"], ["name_or_folder: got 'nowhere'", "python-docs"]),
-        (["train", "TEXT", "--prompt", "", *SHORT[:-4]], ["prompt: got ''"]),
-        (["train", "TEXT", *SHORT, "--temperature", "-1"], ["temperature: got -1.0"]),
-        (["evaluate", "nowhere"], ["folder: got nowhere without run.json; want a folder that gbattn train made"]),
-        (["evaluate", "TRAINED", "--split", "dev"], ["split: got 'dev'; want one of train, valid, test"]),
-        (["evaluate", "TRAINED", "--corpus", "OTHER"], ["corpus: got a text with fingerprint", "--text scores"]),
-        (["evaluate", "TRAINED", "--text", "BINARY"], ["want UTF-8 text"]),
-        (["evaluate", "TRAINED", "--text", "nowhere"], ["No such file"]),
-        (["evaluate", "TRAINED", "--context", "16"], ["context: got 16"]),
-        (["evaluate", "TRAINED", "--device", "abacus"], ["abacus"]),
-        (["generate", "--folder", "nowhere"], ["folder: got nowhere without run.json"]),
-        (["generate", "", "--folder", "TRAINED"], ["prompt: got ''"]),
-        (["generate", "--folder", "TRAINED", "--samples", "0"], ["samples: got 0; want a positive integer"]),
-        (["generate", "--folder", "TRAINED", "--top-p", "2"], ["top_p: got 2.0"]),
-        (["tokenize", "nowhere"], ["name_or_folder: got 'nowhere'"]),
-        (["tokenize", "TEXT", "--vocab-size", "3"], ["vocab_size: got 3"]),
-        (["run", "nothing"], ["name: got 'nothing'; want one of quick"]),
-        (["compare", "quick", "--results", "nowhere"], ["gbattn run quick runs it"]),
-        (["bench", "magic"], ["attention: got 'magic'"]),
-        (["bench", "--rounds", "0"], ["rounds: got 0"]),
-        (["bench", "--dtype", "int8"], ["dtype: got 'int8'; want float32 or bfloat16"]),
+        (["train", "nowhere"], ["CORPUS: got 'nowhere'", "python-docs"]),
+        (["train", "TORN"], ["CORPUS: got", "without"]),
+        (["train", "TEXT", "--prompt", "", *SHORT[:-4]], ["--prompt: got ''"]),
+        (["train", "TEXT", *SHORT, "--temperature", "-1"], ["--temperature: got -1.0"]),
+        (["train", "TEXT", *SHORT, "--sample-tokens", "0"], ["--sample-tokens: got 0"]),
+        (["train", "TEXT", *SHORT, "--tokenizer", "magic"], ["--tokenizer: got 'magic'"]),
+        (["evaluate", "nowhere"], ["FOLDER: got nowhere without run.json; want a folder that gbattn train made"]),
+        (["evaluate", "TRAINED", "--split", "dev"], ["--split: got 'dev'; want one of train, valid, test"]),
+        (["evaluate", "TRAINED", "--corpus", "OTHER"], ["--corpus: got a text with fingerprint", "--text scores"]),
+        (["evaluate", "TRAINED", "--corpus", "nowhere"], ["--corpus: got 'nowhere'"]),
+        (["evaluate", "TRAINED", "--text", "BINARY"], ["--text: got", "want UTF-8 text"]),
+        (["evaluate", "TRAINED", "--text", "nowhere"], ["--text: got nowhere; want a file"]),
+        (["evaluate", "TRAINED", "--text", "SHORT"], ["--text: got 1 token"]),
+        (["evaluate", "TRAINED", "--context", "16"], ["--context: got 16"]),
+        (["evaluate", "TRAINED", "--device", "abacus"], ["--device: got 'abacus'", "want cpu, or cuda"]),
+        (["generate", "--folder", "TRAINED", "--device", "meta"], ["--device: got 'meta'", "want cpu, or cuda"]),
+        (["generate", "--folder", "nowhere"], ["--folder: got nowhere without run.json"]),
+        (["generate", "", "--folder", "TRAINED"], ["PROMPT: got ''"]),
+        (["generate", "a\udcff", "--folder", "TRAINED"], ["PROMPT: got a lone surrogate"]),
+        (["generate", "--folder", "TRAINED", "--samples", "0"], ["--samples: got 0; want a positive integer"]),
+        (["generate", "--folder", "TRAINED", "--top-p", "2"], ["--top-p: got 2.0"]),
+        (["tokenize", "nowhere"], ["CORPUS: got 'nowhere'"]),
+        (["tokenize", "TEXT", "--vocab-size", "3"], ["--vocab-size: got 3"]),
+        (["run", "nothing"], ["NAME: got 'nothing'; want one of quick"]),
+        (["run", "quick", "--shard", "3/2"], ["--shard: got (3, 2)"]),
+        (["compare", "quick", "--results", "nowhere"], ["NAME: got 'quick'", "gbattn run quick runs it"]),
+        (["compare", "qiuck", "--results", "nowhere"], ["NAME: got 'qiuck'", "want one of quick, mini-sweep"]),
+        (["bench", "magic"], ["ARMS: got 'magic'; want one of"]),
+        (["bench", "boosted", "magic"], ["ARMS: got 'magic'; want one of"]),
+        (["bench", "--rounds", "0"], ["--rounds: got 0"]),
+        (["bench", "--new-tokens", "0"], ["--new-tokens: got 0"]),
+        (["bench", "--dtype", "int8"], ["--dtype: got 'int8'; want float32 or bfloat16"]),
+        (["bench", "--device", "gpu"], ["--device: got 'gpu'", "want cpu, or cuda"]),
     ],
 )
-def test_a_failure_is_one_line(call, text, trained, tmp_path, monkeypatch, words, parts):
+def test_an_option_at_fault_is_named(call, text, trained, tmp_path, monkeypatch, words, parts):
     monkeypatch.chdir(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
     for split in ("train", "valid", "test"):
         (other / f"{split}.txt").write_text(sentences(30, 9))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    places = {"TEXT": text, "TRAINED": trained, "OTHER": other, "BINARY": tmp_path / "binary"}
-    refused(call(*(places.get(word, word) for word in words)), 1, *parts)
+    (tmp_path / "short").write_text("a")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "corpus.json").write_bytes((trained / "corpus.json").read_bytes())
+    names = ("OTHER", "BINARY", "SHORT", "TORN")
+    places = {"TEXT": text, "TRAINED": trained} | {name: tmp_path / name.lower() for name in names}
+    refused(call(*(places.get(word, word) for word in words)), 2, *parts)
     assert not (tmp_path / "gbattn-model").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="A GPU is no mistake here.")
+@pytest.mark.parametrize("command", ["evaluate", "bench"])
+def test_a_gpu_that_is_not_there(call, trained, command):
+    words = {"evaluate": ["evaluate", trained], "bench": ["bench", *SMALL]}[command]
+    refused(call(*words, "--device", "cuda"), 2, "--device: got 'cuda'", "want cpu, or cuda")
+
+
+def test_a_text_that_has_moved(tmp_path, call, result):
+    """Evaluation asks where it is now."""
+    before, now = tmp_path / "before", tmp_path / "now"
+    before.mkdir()
+    for split in ("train", "valid", "test"):
+        (before / f"{split}.txt").write_text(sentences(200, 5))
+    model = tmp_path / "model"
+    result("train", before, "--folder", model, *SHORT)
+    price = result("evaluate", model)
+    before.rename(now)
+    refused(call("evaluate", model), 2, f"--corpus: got none, and {before} is gone; want where the text")
+    moved = result("evaluate", model, "--corpus", now)
+    assert moved["loss"] == price["loss"]
+
+
+def test_a_damaged_checkpoint_is_no_option(text, tmp_path, call, result):
+    result("train", text, "--folder", tmp_path / "m", *SHORT)
+    (weights,) = (tmp_path / "m" / "checkpoints").glob("step-*/training.json")
+    weights.write_text("no")
+    refused(call("train", text, "--folder", tmp_path / "m", *SHORT), 1, "checkpoints: got", "delete that one")
 
 
 @pytest.mark.parametrize("name, content", [("corpus.json", None), ("corpus.json", "{}"), ("run.json", "[1]"),
@@ -384,7 +449,8 @@ def test_a_damaged_folder(trained, tmp_path, call, name, content):
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)
-    refused(call("generate", "--folder", tmp_path), 1, str(tmp_path))
+    stopped = (name, content) == ("model.safetensors", None)  # for all that can be seen
+    refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(tmp_path))
 
 
 @pytest.mark.parametrize("package", ["tyro", "tokenizers", "accelerate", "safetensors.torch"])
@@ -435,13 +501,15 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     step = int(re.search(r"stopped; step (\d+) is kept in", last)[1])
     assert 15 <= step < 150 and last.endswith("the same command goes on from there") and "Traceback" not in err
 
-    refused(call("generate", "--folder", stopped), 1, "a run that was stopped", "gbattn train")
+    refused(call("generate", "--folder", stopped), 2, "--folder: got", "a run that was stopped", "gbattn train")
     code, out, err = call(*words, "--json")
     assert code == 0 and f"up to step {step}: going on" in err
     again, once = json.loads(out), result("train", text, "--folder", whole, *length)
     assert again["validation"] == once["validation"] and again["sample"] == once["sample"]
-    curves = [json.loads((folder / "history.json").read_text())["loss"] for folder in (stopped, whole)]
-    assert curves[0] == curves[1] and len(curves[0]) == 30
+    curves = [json.loads((folder / "history.json").read_text()) for folder in (stopped, whole)]
+    assert [curve.pop("seconds") and curve for curve in curves] == [curves[0]] * 2 and len(curves[0]["loss"]) == 30
+    weights = [LanguageModel.from_pretrained(folder).state_dict() for folder in (stopped, whole)]
+    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
 
 
 def test_ctrl_c_anywhere(call, monkeypatch, text):
@@ -480,8 +548,41 @@ def test_train_reads_a_cache_that_was_carried(text, tmp_path, result, monkeypatc
     Path(result("tokenize", text, "--vocab-size", 300, "--cache", tmp_path)["folder"]).rename(carried)
     found = result("train", carried, "--folder", tmp_path / "model", *SHORT)
     assert found["fingerprint"] == load_corpus(text, vocab_size=300).fingerprint
+    assert result("train", carried, "--folder", tmp_path / "model", *SHORT[2:])["steps"] == 20  # the same run
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert result("evaluate", tmp_path / "model")["text"] == "tiny test"
+    assert result("evaluate", tmp_path / "model", "--corpus", text)["text"] == "tiny test"
+
+
+def test_train_where_tokenizers_is_not(text, tmp_path, call, monkeypatch):
+    """A carried text is enough; the sample alone is left out, and said to be."""
+    code, out, _ = call("tokenize", text, "--vocab-size", 300, "--cache", tmp_path, "--json")
+    carried = json.loads(out)["folder"]
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    words = ["train", carried, "--folder", tmp_path / "model", *SHORT]
+    code, out, err = call(*words)
+    assert code == 0 and "no sample will be written: that needs tokenizers" in err
+    assert out.startswith("validation: ") and out.rstrip().endswith("writes more)")
+    code, out, err = call(*words, "--json")
+    assert code == 0 and json.loads(out)["sample"] is None
+    assert call("evaluate", tmp_path / "model")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["--vocab-size", "400"], ["--vocab-size: got 400; want 300, as in"]),
+        (["--tokenizer", "published"], ["--tokenizer: got published; want byte-level, as in"]),
+        (["--max-train-tokens", "500"], ["--max-train-tokens: got 500; want None, as in"]),
+    ],
+)
+def test_the_recipe_of_a_carried_text_stands(text, tmp_path, call, monkeypatch, words, parts):
+    monkeypatch.chdir(tmp_path)
+    carried = json.loads(call("tokenize", text, "--vocab-size", 300, "--json")[1])["folder"]
+    refused(call("train", carried, *SHORT[2:], *words), 2, *parts)
+    refused(call("tokenize", carried, *words), 2, *parts)
+    assert not (tmp_path / "gbattn-model").exists()
 
 
 # ---- Run and compare ----
@@ -520,7 +621,8 @@ def test_run_and_compare(experiment, tmp_path, call, result):
     code, out, err = call("compare", "tiny", *place[:2], "--metric", "test_perplexity")
     assert code == 0 and "test_perplexity" in out and "paired by seed" in out
     assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+$", out, re.M)
-    refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 1, "metric: got 'beauty'")
+    assert "diverged" not in out
+    refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
     code, out, err = call("run", "tiny", *place)
     assert code == 0 and "4 of   4 runs" in out
 
@@ -536,6 +638,30 @@ def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, res
     for record in records_of("tiny-sweep", tmp_path / "results"):
         losses.setdefault(record.settings["arm"], []).append(record.measured["valid_loss"])
     assert {row["arm"]: row["mean"] for row in rows} == {arm: min(of) for arm, of in losses.items()}
+
+
+def test_what_diverged_is_counted(experiment, tmp_path, call, result):
+    """A run that diverged is in no mean, and in the table all the same."""
+    place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    result("run", "tiny", *place)
+    paths = sorted((tmp_path / "results" / "tiny").glob("twicing-*.json"))
+    for gone, path in enumerate(paths, 1):
+        record = json.loads(path.read_text())
+        record["measured"]["diverged"] = True
+        path.write_text(json.dumps(record))
+        code, out, err = call("compare", "tiny", *place[:2])
+        assert code == 0 and re.search(rf"^diverged, left out: twicing {gone}$", out, re.M)
+        assert re.search(rf"^twicing +{2 - gone} ", out, re.M) and "inf" not in out
+    rows = {row["arm"]: row for row in result("compare", "tiny", *place[:2])["rows"]}
+    assert rows["twicing"]["mean"] is None and rows["twicing"]["diverged"] == 2
+
+
+def test_an_estimate_is_said_from_a_minute_on():
+    one = dict(name="s", question="?", runs=9, done=1, left="at least")
+    said = lambda hours: command_line._say_standing(one | {"hours_left": hours}).splitlines()[0]
+    assert said(0.01).endswith("1 of   9 runs")
+    assert said(0.5).endswith("runs, at least 30 minutes to go")
+    assert said(1.25).endswith("runs, at least 1.2 hours to go")
 
 
 def test_the_estimate():
@@ -587,6 +713,18 @@ def test_bench(call, result):
     assert found["machine"]["flops"] > 0
     code, out, err = call(*words)
     assert code == 0 and "GFLOP/s" in out and re.search(r"^boosted +[\d,]+ ", out, re.M)
+
+
+def test_bench_takes_options_of_its_arms(call, result):
+    """The options of an attention go to the arms that are measured, and to no other."""
+    rounds = ["--attention-options", '{"rounds": 3}']
+    words = [*SMALL, "--rounds", 1, "--new-tokens", 2, *rounds]
+    (row,) = result("bench", "boosted", *words)["arms"]
+    sizes = dict(vocab_size=300, d_model=16, n_layers=1, n_heads=2, max_length=16, positions="rotary")
+    config = ModelConfig(attention="boosted", attention_options={"rounds": 3}, **sizes)
+    assert row["parameters"] == parameter_count(config).total
+    for arms in (["multi_head"], ["boosted", "multi_head"]):
+        refused(call("bench", *arms, *words), 2, "--attention-options: got", "'rounds'", "'multi_head' takes")
 
 
 def test_no_result_has_a_number_that_json_lacks():
