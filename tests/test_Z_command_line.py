@@ -484,7 +484,7 @@ def test_a_loss_that_is_not_finite(text, tmp_path, call):
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal here.")
 def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     """Stopped and started again, a run ends as one that was never stopped, bit for bit."""
-    length = [*SMALL, *"--prompt cat --sample-tokens 5 --steps 150 --checkpoint-every 15 --log-every 5".split()]
+    length = [*SMALL, *"--prompt cat --sample-tokens 5 --steps 300 --checkpoint-every 15 --log-every 10".split()]
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     words = ["train", text, "--folder", str(stopped), *length]
     # A shell that runs the tests in the background has told its children to ignore Ctrl-C.
@@ -499,7 +499,8 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     assert (process.returncode, out) == (130, ""), err
     last = err.strip().splitlines()[-1]
     step = int(re.search(r"stopped; step (\d+) is kept in", last)[1])
-    assert 15 <= step < 150 and last.endswith("the same command goes on from there") and "Traceback" not in err
+    assert 15 <= step < 300 and last.endswith("the same command goes on from there"), err
+    assert "Traceback" not in err
 
     refused(call("generate", "--folder", stopped), 2, "--folder: got", "a run that was stopped", "gbattn train")
     code, out, err = call(*words, "--json")
