@@ -608,7 +608,7 @@ class KeyValueCache:
             got = f"{self.length} tokens and {T} more"
             require(False, "cache", got, f"at most max_length = {self.max_length}")
 
-# %% ../nbs/06_attention.ipynb #e3d23121
+# %% ../nbs/06_attention.ipynb #7343267c
 #| code-fold: true
 class Round(NamedTuple):
     """One round of a layer, as `explain` saw it; an entry is None where it has no
@@ -644,11 +644,6 @@ class _Pass(NamedTuple):
     angles: tuple[torch.Tensor, torch.Tensor] | None  # of queries and of keys
     cache: KeyValueCache | None
     notes: list[Round] | None  # where `explain` writes
-
-    @property
-    def forgets(self) -> bool:
-        """Whether nobody reads an estimate again once it has been corrected."""
-        return self.notes is None and not torch.is_grad_enabled()
 
 # %% ../nbs/06_attention.ipynb #5b0d7b61
 def _check_sizes(

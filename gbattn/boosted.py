@@ -21,14 +21,8 @@ from gbattn.attention import (
 )
 from .conventions import is_count, require
 
-# %% ../nbs/08_boosted.ipynb #87e72dd2
-def gated(
-    F: torch.Tensor,
-    g: torch.Tensor | None,
-    c: torch.Tensor,
-    *,
-    inplace: bool = False,
-) -> torch.Tensor:
+# %% ../nbs/08_boosted.ipynb #f48ade95
+def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
     """Return the one line, F + g ⊙ c.
 
     Parameters
@@ -38,8 +32,6 @@ def gated(
     g : torch.Tensor or None
         Gate, shape (B, T, n) with n a divisor of D: each entry shrinks D/n
         neighbouring features. None takes the whole correction.
-    inplace : bool
-        Whether the result may take the place of F in memory.
 
     Returns
     -------
@@ -51,13 +43,12 @@ def gated(
     Source: chapter 8.
     """
     if g is None:
-        return F.add_(c) if inplace else F + c
-    addcmul = torch.Tensor.addcmul_ if inplace else torch.addcmul
+        return F + c
     n = g.shape[-1]
     if n == F.shape[-1]:
-        return addcmul(F, g, c)
+        return torch.addcmul(F, g, c)
     F, c = (x.unflatten(-1, (n, -1)) for x in (F, c))  # (B, T, n, D/n)
-    return addcmul(F, g[..., None], c).flatten(-2)
+    return torch.addcmul(F, g[..., None], c).flatten(-2)
 
 # %% ../nbs/08_boosted.ipynb #b9dc9cdd
 class Gate(nn.Linear):
@@ -108,7 +99,7 @@ class Correction(nn.Module):
         if self.gate is not None:
             self.gate.open_halfway()
 
-# %% ../nbs/08_boosted.ipynb #a3a764a5
+# %% ../nbs/08_boosted.ipynb #527e6ecb
 @register("boosted")
 class GradientBoostedAttention(MultiHeadAttention):
     """Gradient-boosted attention: each round, an attention with its own projections
@@ -218,7 +209,7 @@ class GradientBoostedAttention(MultiHeadAttention):
                 k, v = self._remember(p, *kv, str(m))
             c, A = self._look(p, q, k, v)
             g = None if correction.gate is None else correction.gate(F, c)
-            F = gated(F, g, c, inplace=p.forgets)
+            F = gated(F, g, c)
             self._note(p, weights=A, residual=r, correction=c, gate=g, estimate=F)
         return F
 

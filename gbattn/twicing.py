@@ -18,7 +18,7 @@ from gbattn.attention import (
 )
 from .conventions import is_count, require
 
-# %% ../nbs/07_twicing.ipynb #3de21ce1
+# %% ../nbs/07_twicing.ipynb #e7f329a4
 @register("twicing")
 class TwicingAttention(MultiHeadAttention):
     """Twicing: each round smooths, with the same attention, what the rounds before
@@ -84,10 +84,7 @@ class TwicingAttention(MultiHeadAttention):
         F = None
         for m in range(1, self.rounds + 1):
             c, A = self._look(p, q, k, r)
-            if F is None:
-                F = c
-            else:
-                F = F.add_(c) if p.forgets else F + c
+            F = c if F is None else F + c
             if p.notes is None and m == self.rounds:
                 break
             mine = self._of_all_heads(r)[:, :, -p.x.shape[1] :]  # (B, H, T, K)

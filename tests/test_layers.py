@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.func import functional_call, vmap
 
 from gbattn.attention import LinearAttention, MultiHeadAttention, causal_mask, make_attention, padding_mask
 from gbattn.boosted import GradientBoostedAttention
@@ -105,6 +106,18 @@ def test_without_gradients_the_same_numbers_come_out_and_the_input_stays(kind, o
     with torch.no_grad():
         assert torch.equal(layer(x, causal=True), with_gradients)
     assert torch.equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_layers_that_differ_in_one_weight_run_as_a_batch(kind):
+    layer, x = layer_of(kind), tokens()
+    for name, weight in layer.named_parameters():
+        several = torch.stack([weight, weight + 0.1])
+        one_by_one = torch.stack([functional_call(layer, {name: w}, (x,)) for w in several])
+        batch = vmap(lambda w, name=name: functional_call(layer, {name: w}, (x,)))(several)
+        torch.testing.assert_close(batch, one_by_one, atol=EXACT, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
