@@ -6,12 +6,13 @@
 __all__ = ['SYMBOLS', 'COLOURS', 'Symbol', 'require', 'is_count', 'check_tensors', 'seed_everything', 'profile', 'colour_of',
            'figure_style', 'results_folder', 'Record', 'load_records', 'quote', 'put_to_test']
 
-# %% ../nbs/00_conventions.ipynb #6b5a5179
+# %% ../nbs/00_conventions.ipynb #5d641954
 import json
 import math
 import os
 import platform
 import random
+import textwrap
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from numbers import Integral
@@ -560,12 +561,12 @@ def quote(record: Record, field: str, format: str = "") -> str:
     glue(f"{record.experiment}.{field}", text, display=False)
     return text
 
-# %% ../nbs/00_conventions.ipynb #8cb03297
+# %% ../nbs/00_conventions.ipynb #8ef38d50
 def put_to_test(
     *, prediction: str, statistic: str, threshold: str, observed: str, holds: bool
 ) -> bool:
-    """Print an empirical claim with what was predicted and what was seen; return
-    whether it holds.
+    """Print an empirical claim with what was predicted and what was seen, long
+    lines wrapped; return whether it holds.
 
     Parameters
     ----------
@@ -584,10 +585,17 @@ def put_to_test(
     -----
     Source: chapter 0 of the book.
     """
-    print(
-        f"prediction  {prediction}\nstatistic   {statistic}\nthreshold   {threshold}"
-    )
-    print(
-        f"observed    {observed}\nverdict     {'holds' if holds else 'DOES NOT HOLD'}"
-    )
+    said = {
+        "prediction": prediction,
+        "statistic": statistic,
+        "threshold": threshold,
+        "observed": observed,
+        "verdict": "holds" if holds else "DOES NOT HOLD",
+    }
+    for name, text in said.items():
+        lines = [
+            part for line in text.splitlines() for part in textwrap.wrap(line, 70)
+        ]
+        print(f"{name:12}" + f"\n{'':12}".join(lines))
+    print()
     return bool(holds)

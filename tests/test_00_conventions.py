@@ -175,9 +175,19 @@ def test_a_record_that_is_no_json_is_refused_and_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize(("holds", "verdict"), [(True, "holds"), (False, "DOES NOT HOLD")])
 def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
-    said = dict(prediction="p", statistic="s", threshold="t", observed="o")
+    said = dict(prediction="p " * 60, statistic="s", threshold="t", observed="o\n1")
     assert conventions.put_to_test(**said, holds=holds) is holds
-    assert capsys.readouterr().out.splitlines()[-1] == f"verdict     {verdict}"
+    margin = " " * 12
+    assert capsys.readouterr().out.splitlines() == [
+        "prediction  " + " ".join("p" * 35),
+        margin + " ".join("p" * 25),
+        "statistic   s",
+        "threshold   t",
+        "observed    o",
+        margin + "1",
+        f"verdict     {verdict}",
+        "",
+    ]
 
 
 def test_an_unknown_name_is_no_array():
