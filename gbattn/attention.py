@@ -6,17 +6,16 @@
 __all__ = ['split_heads', 'merge_heads', 'causal_mask', 'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate',
            'KeyValueCache', 'Round', 'Trace', 'MultiHeadAttention', 'LinearAttention', 'register', 'make_attention']
 
-# %% ../nbs/06_attention.ipynb #df74b4b9
+# %% ../nbs/06_attention.ipynb #a5715153
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .conventions import is_count, require
+from .conventions import is_count, is_integer, is_number, require
 from .least_squares import _full_precision, linear_attention
 
 # %% ../nbs/06_attention.ipynb #729d36d4
@@ -41,7 +40,7 @@ def _compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
         return torch.get_autocast_dtype(device.type)
     return dtype
 
-# %% ../nbs/06_attention.ipynb #ef9bc5d4
+# %% ../nbs/06_attention.ipynb #6b3e2525
 def _check_heads(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None = None
 ) -> None:
@@ -105,8 +104,7 @@ def _check_causal(causal: bool, T: int, S: int) -> None:
 
 
 def _check_base(name: str, base: float, also: str = "") -> None:
-    number = isinstance(base, Real) and not isinstance(base, bool)
-    fits = number and 1 < base < math.inf
+    fits = is_number(base) and base > 1
     want = f"{also}a finite base above 1, such as 10000.0"
     require(fits, name, base, want)
 
@@ -122,8 +120,7 @@ def _check_angles(x: torch.Tensor, angles: torch.Tensor) -> None:
 
 
 def _check_scale(scale: float | None) -> None:
-    number = isinstance(scale, Real) and not isinstance(scale, bool)
-    good = scale is None or (number and 0 < scale < math.inf)
+    good = scale is None or (is_number(scale) and scale > 0)
     require(good, "scale", scale, "a finite positive number, or None for 1/√K")
 
 
@@ -137,7 +134,7 @@ def _check_look(q, k, v, causal, mask, scale) -> None:
 
 
 def _check_probability(name: str, p: float) -> None:
-    good = isinstance(p, Real) and 0 <= p < 1
+    good = is_number(p) and 0 <= p < 1
     require(good, name, p, "a probability from 0 up to 1")
 
 # %% ../nbs/06_attention.ipynb #b6fdf8bd
@@ -466,7 +463,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
-# %% ../nbs/06_attention.ipynb #64b1674a
+# %% ../nbs/06_attention.ipynb #05a1334e
 #| code-fold: true
 class KeyValueCache:
     """Room for what a layer must remember of past tokens, so that decoding does not
@@ -564,8 +561,7 @@ class KeyValueCache:
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens; 0 empties the cache. A memory
         that holds all tokens in one can only be emptied."""
-        whole = isinstance(length, Integral) and not isinstance(length, bool)
-        fits = whole and 0 <= length <= self.length
+        fits = is_integer(length) and 0 <= length <= self.length
         require(fits, "length", length, f"an integer from 0 to {self.length}")
         memories = [name for name, shape in self.shapes.items() if len(shape) == 3]
         kept_whole = not memories or length in (0, self.length)

@@ -6,10 +6,9 @@
 __all__ = ['NORMALIZERS', 'Sublayer', 'PLACEMENTS', 'DyT', 'Derf', 'make_normalizer', 'FeedForward', 'pre_norm', 'post_norm',
            'no_norm', 'Block', 'layer_norm_jacobian', 'rms_norm_jacobian']
 
-# %% ../nbs/11_blocks.ipynb #96553224
+# %% ../nbs/11_blocks.ipynb #54e028eb
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 
 import torch
 import torch.nn.functional as nnf
@@ -26,7 +25,7 @@ from gbattn.attention import (
     _projection,
     make_attention,
 )
-from .conventions import is_count, require
+from .conventions import is_count, is_number, require
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
 def _choice(argument: str, chosen: object, known: dict[str, object]):
@@ -45,7 +44,7 @@ def _check_features(name: str, x: torch.Tensor, d_model: int | None = None) -> N
         width = "" if d_model is None else f" with D = {d_model}"
         require(False, name, got, f"floating numbers of shape (…, D){width}")
 
-# %% ../nbs/11_blocks.ipynb #77916103
+# %% ../nbs/11_blocks.ipynb #3ba8fc03
 class _Squash(nn.Module):
     _squash: Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,7 +57,7 @@ class _Squash(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         require(is_count(d_model), "d_model", d_model, "a positive integer")
-        good = isinstance(alpha, Real) and 0 < alpha < float("inf")
+        good = is_number(alpha) and alpha > 0
         require(good, "alpha", alpha, "a positive number")
         super().__init__()
         made = dict(device=device, dtype=dtype)
@@ -449,7 +448,7 @@ class Block(nn.Module):
         """
         return self.attention.make_cache(batch_size, max_length, dtype=dtype)
 
-# %% ../nbs/11_blocks.ipynb #a9a59a3f
+# %% ../nbs/11_blocks.ipynb #7a37f18e
 def _check_gain(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> None:
     _check_features("x", x)
     if weight is not None:
@@ -457,7 +456,7 @@ def _check_gain(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> Non
         require(
             weight.ndim == 1, "weight", f"{weight.ndim} dimensions", "shape (d,)"
         )
-    good = isinstance(eps, Real) and 0 <= eps < float("inf")
+    good = is_number(eps) and eps >= 0
     require(good, "eps", eps, "a number ≥ 0")
 
 

@@ -6,17 +6,16 @@
 __all__ = ['Loss', 'SquaredError', 'AbsoluteError', 'Huber', 'LogLoss', 'line_search', 'staged_l2_boost', 'l2_boost', 'twice',
            'sharpen', 'boosted_smoother', 'GradientBoosting', 'GradientBoostingClassifier']
 
-# %% ../nbs/05_boosting.ipynb #e18925e3
+# %% ../nbs/05_boosting.ipynb #d892cf7f
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from numbers import Real
 
 import numpy as np
 import torch
 
-from .conventions import is_count, require
+from .conventions import is_count, is_number, require
 from .smoothers import _check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14
@@ -61,7 +60,7 @@ class Loss:
     def check(self, y: torch.Tensor) -> None:
         """Raise a ValueError if these targets have no such loss."""
 
-# %% ../nbs/05_boosting.ipynb #4c590c31
+# %% ../nbs/05_boosting.ipynb #b84555d4
 class SquaredError(Loss):
     """½ (y − F)², of which the residual is the residual."""
 
@@ -104,7 +103,7 @@ class Huber(Loss):
     """
 
     def __init__(self, alpha: float = 0.9, delta: float = math.inf):
-        fits = isinstance(alpha, Real) and 0 < alpha < 1
+        fits = is_number(alpha) and 0 < alpha < 1
         require(fits, "alpha", repr(alpha), "a number between 0 and 1")
         self.alpha, self.delta = alpha, delta
 
@@ -207,7 +206,7 @@ class _Smoothing:
         S = self.recipe(self.X, X_query=torch.tensor(X))  # (m, n)
         return (S @ self.r).numpy()
 
-# %% ../nbs/05_boosting.ipynb #03080aaf
+# %% ../nbs/05_boosting.ipynb #c3afa16c
 #| code-fold: true
 def _estimators() -> dict[str, type]:
     """Define the estimators when one is first asked for, so that importing the
@@ -226,7 +225,7 @@ def _estimators() -> dict[str, type]:
         """What both estimators share: the rounds."""
 
         def _check_parameters(self):
-            positive = lambda x: isinstance(x, Real) and 0 < x < math.inf
+            positive = lambda x: is_number(x) and x > 0
             base = self.base_learner
             regressor = all(
                 hasattr(base, name) for name in ("fit", "predict", "get_params")
@@ -610,12 +609,12 @@ def __getattr__(name: str):
 
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
 
-# %% ../nbs/05_boosting.ipynb #66ba33a0
+# %% ../nbs/05_boosting.ipynb #ac808a38
 def _check_looks(smoother, y, rounds, shrinkage, query=None):
     """Check the arguments; return y as columns, and for each look its smoother and
     its query smoother."""
     require(is_count(rounds), "rounds", repr(rounds), "a positive integer")
-    fits = isinstance(shrinkage, Real) and 0 < shrinkage < math.inf
+    fits = is_number(shrinkage) and shrinkage > 0
     require(fits, "shrinkage", repr(shrinkage), "a positive, finite number")
     fits = isinstance(y, torch.Tensor) and y.ndim > 0
     got = "a scalar" if isinstance(y, torch.Tensor) else type(y).__name__

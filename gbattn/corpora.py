@@ -6,7 +6,7 @@
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'train_tokenizer', 'bits_per_byte', 'HubText',
            'Corpus', 'open_corpus', 'load_corpus', 'Batch', 'TokenStream', 'sequential_windows']
 
-# %% ../nbs/14_corpora.ipynb #05a3e1b0
+# %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
 import hashlib
 import importlib
@@ -23,14 +23,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Integral, Real
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from .conventions import is_count, require
+from .conventions import is_count, is_integer, is_number, require
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
 def _load(package: str):
@@ -273,7 +272,7 @@ def _spellings(tokenizer: dict, recipe: str) -> list[bytes]:
     vocabulary = tokenizer["model"]["vocab"]
     return [spell(token) for token in sorted(vocabulary, key=vocabulary.get)]
 
-# %% ../nbs/14_corpora.ipynb #faddbfba
+# %% ../nbs/14_corpora.ipynb #c77fa055
 def bits_per_byte(nats: float, n_bytes: int) -> float:
     """Return nats / (ln 2 · n_bytes): what a model pays for a byte of text,
     whatever its tokens.
@@ -295,8 +294,12 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
     -----
     Source: Proposition "Change of tokenizer" of chapter 14.
     """
-    finite = isinstance(nats, Real) and math.isfinite(nats)
-    require(finite, "nats", repr(nats), "a finite number: the sum, not the mean")
+    require(
+        is_number(nats),
+        "nats",
+        repr(nats),
+        "a finite number: the sum, not the mean",
+    )
     require(is_count(n_bytes), "n_bytes", repr(n_bytes), "a positive integer")
     return nats / (math.log(2) * n_bytes)
 
@@ -865,7 +868,7 @@ def load_corpus(
         _write_corpus(folder, recipe, rows)
     return open_corpus(folder, verify=verify)
 
-# %% ../nbs/14_corpora.ipynb #2b7b3ef7
+# %% ../nbs/14_corpora.ipynb #dce8b261
 class Batch(NamedTuple):
     """Token numbers in and out, each int64 of shape (B, T); ``targets`` is the text
     one token on, and −100 where nothing is to be scored."""
@@ -934,8 +937,7 @@ class TokenStream:
         for name, value in (("length", length), ("batch_size", batch_size)):
             require(is_count(value), name, repr(value), "a positive integer")
         for name, value in (("seed", seed), ("step", step)):
-            good = isinstance(value, Integral) and not isinstance(value, bool)
-            good = good and 0 <= value < 2**32
+            good = is_integer(value) and 0 <= value < 2**32
             require(good, name, repr(value), "an integer from 0 to 2**32 - 1")
         self.length, self.batch_size = int(length), int(batch_size)
         self.seed, self.step = int(seed), int(step)
@@ -963,7 +965,7 @@ class TokenStream:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, 0 or more, whatever was read before."""
-        good = isinstance(step, Integral) and step >= 0
+        good = is_integer(step) and step >= 0
         require(good, "step", repr(step), "an integer, 0 or more")
         step = int(step)
         places = range(step * self.batch_size, (step + 1) * self.batch_size)
@@ -982,7 +984,7 @@ class TokenStream:
         self.step += 1
         return batch
 
-# %% ../nbs/14_corpora.ipynb #da9c139f
+# %% ../nbs/14_corpora.ipynb #2ee3b484
 def sequential_windows(
     tokens: np.ndarray, length: int, *, context: int = 0, batch_size: int = 1
 ) -> Iterator[Batch]:
@@ -1022,8 +1024,7 @@ def sequential_windows(
     require(len(tokens) > 1, "tokens", f"{len(tokens)} tokens", "at least 2")
     for name, value in (("length", length), ("batch_size", batch_size)):
         require(is_count(value), name, repr(value), "a positive integer")
-    good = isinstance(context, Integral) and not isinstance(context, bool)
-    good = good and 0 <= context < length
+    good = is_integer(context) and 0 <= context < length
     require(good, "context", repr(context), f"an integer from 0 to {length - 1}")
     return _sequential(tokens, int(length), int(context), int(batch_size))
 

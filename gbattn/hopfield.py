@@ -5,22 +5,21 @@
 # %% auto #0
 __all__ = ['KINDS', 'energy', 'update', 'retrieve', 'recall_bits', 'CapacityCurve', 'capacity_curve', 'separation', 'jacobian']
 
-# %% ../nbs/04_hopfield.ipynb #93720d95
+# %% ../nbs/04_hopfield.ipynb #aa36b7a2
 import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 
-from .conventions import check_tensors, require
+from .conventions import check_tensors, is_number, require
 
-# %% ../nbs/04_hopfield.ipynb #0d0f04cb
+# %% ../nbs/04_hopfield.ipynb #e8a8940b
 KINDS = ("linear", "polynomial", "exponential", "log-sum-exp")
 
 
 def _check_beta(beta: float) -> None:
-    positive = isinstance(beta, Real) and 0 < beta < math.inf
+    positive = is_number(beta) and beta > 0
     require(positive, "beta", repr(beta), "a finite positive number")
 
 
@@ -87,7 +86,7 @@ def energy(
     constant = math.log(patterns.shape[-2]) / beta + largest / 2
     return half - (beta * z).logsumexp(-1) / beta + constant
 
-# %% ../nbs/04_hopfield.ipynb #a1995a43
+# %% ../nbs/04_hopfield.ipynb #9ea41b8e
 def _step(state, patterns, kind: str, beta: float, degree: int, gain: float):
     z = state @ patterns.mT  # (…, m, N)
     if kind == "linear":
@@ -179,7 +178,7 @@ def retrieve(
     _check_memory(state, patterns, kind, beta, degree)
     whole = isinstance(steps, int) and steps >= 0
     require(whole, "steps", repr(steps), "an integer that is not negative")
-    fits = isinstance(gain, Real) and 0 < gain < 2
+    fits = is_number(gain) and 0 < gain < 2
     require(fits, "gain", repr(gain), "a number between 0 and 2, both excluded")
     states = [state]
     for _ in range(steps):
@@ -266,7 +265,7 @@ def recall_bits(
         state = _flip(state, patterns, kind, degree)
     return state
 
-# %% ../nbs/04_hopfield.ipynb #ed63746e
+# %% ../nbs/04_hopfield.ipynb #286b690b
 class CapacityCurve(NamedTuple):
     """What `capacity_curve` measured: ``counts`` (k,), the numbers of stored
     patterns; ``wrong_bits`` and ``wrong_patterns`` (k, repetitions), the share of
@@ -339,7 +338,7 @@ def capacity_curve(
         positive = isinstance(size, int) and size > 0
         require(positive, name, repr(size), "positive integers")
     require(len(counts) > 0, "counts", "nothing", "at least one number")
-    fits = isinstance(corruption, Real) and 0 <= corruption < 0.5
+    fits = is_number(corruption) and 0 <= corruption < 0.5
     require(fits, "corruption", repr(corruption), "a share from 0 up to ½")
     bits, patterns = (
         torch.empty(len(counts), repetitions, dtype=torch.float64) for _ in range(2)

@@ -6,13 +6,12 @@
 __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probabilities', 'ParameterCount', 'parameter_count',
            'model_cost']
 
-# %% ../nbs/13_language_model.ipynb #3291c5cc
+# %% ../nbs/13_language_model.ipynb #b1ba077d
 import hashlib
 import json
 import math
 import os
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from gbattn.attention import (
 )
 from .blocks import Block, make_normalizer
 from .boosted import Gate
-from .conventions import is_count, require
+from .conventions import is_count, is_integer, is_number, require
 from .cost import Cost, attention_cost, linear_cost
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
@@ -85,7 +84,7 @@ def next_token_loss(
         logits.to(_wide(logits.dtype)), targets, reduction=reduction
     )
 
-# %% ../nbs/13_language_model.ipynb #a4c3e17b
+# %% ../nbs/13_language_model.ipynb #fe509497
 #| code-fold: true
 _PER_LAYER = (
     "attention",
@@ -192,7 +191,7 @@ class ModelConfig:
             _check_switch(name, getattr(self, name))
         if self.final_norm is not None:
             _check_switch("final_norm", self.final_norm)
-        good = isinstance(self.init_std, Real) and 0 < self.init_std < math.inf
+        good = is_number(self.init_std) and self.init_std > 0
         require(good, "init_std", repr(self.init_std), "a finite positive number")
         _check_probability("dropout", self.dropout)
         require(
@@ -210,8 +209,7 @@ class ModelConfig:
         layers = {}
         for key, changes in self.overrides.items():
             digits = isinstance(key, str) and key.isdecimal()
-            whole = isinstance(key, Integral) and not isinstance(key, bool)
-            fits = (digits or whole) and 0 <= int(key) < self.n_layers
+            fits = (digits or is_integer(key)) and 0 <= int(key) < self.n_layers
             want = f"layers from 0 to {self.n_layers - 1}"
             require(fits, "overrides", f"the layer {key!r}", want)
             _named_options("overrides", changes, _PER_LAYER)
@@ -281,11 +279,10 @@ def _as_json(name: str, options: dict) -> str:
     except (TypeError, ValueError) as error:
         require(False, name, str(error), "what JSON can write")
 
-# %% ../nbs/13_language_model.ipynb #7b20218b
+# %% ../nbs/13_language_model.ipynb #5a3aac01
 #| code-fold: true
 def _check_seed(seed: int) -> None:
-    whole = isinstance(seed, Integral) and not isinstance(seed, bool)
-    require(whole, "seed", repr(seed), "an integer")
+    require(is_integer(seed), "seed", repr(seed), "an integer")
 
 
 def _seed_of(seed: int, name: str) -> int:
@@ -613,7 +610,7 @@ class LanguageModel(nn.Module):
             some = bool((lengths > 0).all())
             require(some, "lengths", lengths.tolist(), "one real token or more")
         if end is not None:
-            whole = isinstance(end, Integral) and 0 <= end < self.config.vocab_size
+            whole = is_integer(end) and 0 <= end < self.config.vocab_size
             want = f"None or a token from 0 to {self.config.vocab_size - 1}"
             require(whole, "end", repr(end), want)
 
@@ -684,15 +681,14 @@ class LanguageModel(nn.Module):
         model.load_state_dict(weights, assign=True)
         return model.to(device=device, dtype=dtype).eval()
 
-# %% ../nbs/13_language_model.ipynb #4234ec5c
+# %% ../nbs/13_language_model.ipynb #cc5baf55
 #| code-fold: true
 def _check_sampling(temperature, top_k, top_p) -> None:
-    number = isinstance(temperature, Real) and not isinstance(temperature, bool)
-    good = number and 0 <= temperature < math.inf
+    good = is_number(temperature) and temperature >= 0
     require(good, "temperature", temperature, "a finite number, 0 or more")
     fits = top_k is None or is_count(top_k)
     require(fits, "top_k", repr(top_k), "None or a positive integer")
-    fits = top_p is None or (isinstance(top_p, Real) and 0 < top_p <= 1)
+    fits = top_p is None or (is_number(top_p) and 0 < top_p <= 1)
     require(fits, "top_p", repr(top_p), "None or a share above 0, up to 1")
 
 

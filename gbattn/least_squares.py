@@ -5,30 +5,29 @@
 # %% auto #0
 __all__ = ['MODES', 'whiten', 'hat_matrix', 'linear_attention', 'Fit', 'least_squares', 'OLSAttention', 'LeastSquares']
 
-# %% ../nbs/01_least_squares.ipynb #6066d3d0
+# %% ../nbs/01_least_squares.ipynb #22217853
 import math
 import sys
 import warnings
 from collections.abc import Iterator
-from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from .conventions import check_tensors, is_count, require
+from .conventions import check_tensors, is_count, is_number, require
 
-# %% ../nbs/01_least_squares.ipynb #21a8b8e3
+# %% ../nbs/01_least_squares.ipynb #c424b47f
 MODES = ("accurate", "fast")
 
 
 def _check_options(ridge: float, rcond: float | None, mode: str) -> None:
     known = isinstance(mode, str) and mode in MODES
     require(known, "mode", repr(mode), "'accurate' or 'fast'")
-    fits = isinstance(ridge, Real) and 0 <= ridge < math.inf
+    fits = is_number(ridge) and ridge >= 0
     require(fits, "ridge", repr(ridge), "a finite number that is not negative")
-    fits = rcond is None or (isinstance(rcond, Real) and 0 <= rcond < 1)
+    fits = rcond is None or (is_number(rcond) and 0 <= rcond < 1)
     require(fits, "rcond", repr(rcond), "None or a number from 0 up to 1")
 
 
@@ -263,7 +262,7 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
         outputs.append((inside + read).flatten(-3, -2)[..., :length, :])
     return torch.cat(outputs, dim=-2)
 
-# %% ../nbs/01_least_squares.ipynb #b3a01e72
+# %% ../nbs/01_least_squares.ipynb #e92aedb4
 def linear_attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -5,24 +5,19 @@
 # %% auto #0
 __all__ = ['RULES', 'FastWeights', 'ridge_attention', 'descend', 'running_softmax']
 
-# %% ../nbs/02_memory.ipynb #96cbc25d
+# %% ../nbs/02_memory.ipynb #c522f53a
 import math
-from numbers import Real
 
 import torch
 from torch import nn
 
-from .conventions import check_tensors, is_count, require
+from .conventions import check_tensors, is_count, is_number, require
 from .least_squares import _triangle, least_squares
 
-# %% ../nbs/02_memory.ipynb #7e9456f1
+# %% ../nbs/02_memory.ipynb #52c8cd8b
 RULES = ("hebb", "delta", "recursive_least_squares")
 
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
-
-# %% ../nbs/02_memory.ipynb #05e66e6b
+# %% ../nbs/02_memory.ipynb #6e3c5911
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
     seen = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
@@ -127,11 +122,11 @@ class FastWeights:
         for name, size in (("key_width", key_width), ("value_width", value_width)):
             require(is_count(size), name, repr(size), "a positive integer")
         require(rule in RULES, "rule", repr(rule), "one of " + ", ".join(RULES))
-        positive = _is_number(rate) and rate > 0
+        positive = is_number(rate) and rate > 0
         require(positive, "rate", repr(rate), "a positive number")
-        not_negative = _is_number(ridge) and ridge >= 0
+        not_negative = is_number(ridge) and ridge >= 0
         require(not_negative, "ridge", repr(ridge), "a number that is not negative")
-        share = _is_number(forgetting) and 1e-6 <= forgetting <= 1
+        share = is_number(forgetting) and 1e-6 <= forgetting <= 1
         require(share, "forgetting", repr(forgetting), "a number from 1e-6 to 1")
         overwrites = rule == "delta" and forgetting < 1
         wanted = "1 for the delta rule, which forgets by overwriting"
@@ -267,7 +262,7 @@ class FastWeights:
                 seen = seen * self.forgetting ** (age - 1 if before else age)
         return seen
 
-# %% ../nbs/02_memory.ipynb #43102910
+# %% ../nbs/02_memory.ipynb #b8dfe814
 def ridge_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -302,7 +297,7 @@ def ridge_attention(
     Linear in T and S. Source: chapter 2, section "Ridge attention".
     """
     sizes = check_tensors(q=q, k=k, v=v)
-    positive = _is_number(ridge) and ridge > 0
+    positive = is_number(ridge) and ridge > 0
     require(positive, "ridge", repr(ridge), "a positive number")
     if not causal:
         return q @ least_squares(k, v, ridge=ridge).coefficients
@@ -317,7 +312,7 @@ def ridge_attention(
     )
     return memory.stream(q, k, v)
 
-# %% ../nbs/02_memory.ipynb #ba2a3068
+# %% ../nbs/02_memory.ipynb #736d4b76
 def descend(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -389,7 +384,7 @@ def descend(
         bottom = eigenvalues.where(seen, top).amin(-1, keepdim=True)
         rate = (2 / (bottom + top).where(top > 0, 2))[..., None]
     else:
-        positive = _is_number(rate) and rate > 0
+        positive = is_number(rate) and rate > 0
         require(positive, "rate", repr(rate), "a positive number or None")
     asks, asks_query = X @ A, X_query @ A
     F, F_query = (

@@ -6,17 +6,16 @@
 __all__ = ['softmax_weights', 'kernel_smoother', 'degrees_of_freedom', 'BiasVariance', 'bias_variance', 'sinkhorn',
            'leave_one_out']
 
-# %% ../nbs/03_smoothers.ipynb #77ff8b92
+# %% ../nbs/03_smoothers.ipynb #0062247e
 import math
 import warnings
-from numbers import Real
 from typing import NamedTuple
 
 import torch
 
-from .conventions import check_tensors, require
+from .conventions import check_tensors, is_number, require
 
-# %% ../nbs/03_smoothers.ipynb #4071f3aa
+# %% ../nbs/03_smoothers.ipynb #5e7b3f88
 def _positive(name: str, value, ndim: int):
     """A positive number, or a tensor of them with `ndim` dimensions added for what
     it will divide."""
@@ -29,9 +28,7 @@ def _positive(name: str, value, ndim: int):
         good = bool(((value > 0) & value.isfinite()).all())
         require(good, name, f"a smallest entry of {value.min():.3g}", wanted)
         return value.reshape(*value.shape, *[1] * ndim)
-    require(
-        isinstance(value, Real) and 0 < value < math.inf, name, repr(value), wanted
-    )
+    require(is_number(value) and value > 0, name, repr(value), wanted)
     return value
 
 
@@ -205,7 +202,7 @@ def degrees_of_freedom(smoother: torch.Tensor, kind: str = "trace") -> torch.Ten
         kind
     ]
 
-# %% ../nbs/03_smoothers.ipynb #5c8518e7
+# %% ../nbs/03_smoothers.ipynb #39d941ad
 class BiasVariance(NamedTuple):
     """What a linear smoother gets wrong, row by row, at a known truth.
 
@@ -264,7 +261,7 @@ def bias_variance(
     Source: Proposition "Bias and variance of a linear smoother" of chapter 3.
     """
     _check_rows(smoother, truth=truth)
-    fits = isinstance(noise, Real) and 0 <= noise < math.inf
+    fits = is_number(noise) and noise >= 0
     require(fits, "noise", repr(noise), "a finite number that is not negative")
     variance = noise**2 * smoother.square().sum(-1)
     return BiasVariance(smoother @ truth - truth, variance)

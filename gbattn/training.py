@@ -6,7 +6,7 @@
 __all__ = ['decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History', 'checkpoints', 'train', 'Evaluation',
            'evaluate']
 
-# %% ../nbs/15_training.ipynb #7fe327c3
+# %% ../nbs/15_training.ipynb #010594fa
 import hashlib
 import itertools
 import json
@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
-from numbers import Integral, Real
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .conventions import is_count, require
+from .conventions import is_count, is_integer, is_number, require
 from .corpora import Batch, TokenStream, bits_per_byte, sequential_windows
 
 # %% ../nbs/15_training.ipynb #bc620525
@@ -67,16 +66,7 @@ def decay_groups(
         },
     ]
 
-# %% ../nbs/15_training.ipynb #dc799965
-def _is_whole(x: object, least: int) -> bool:
-    return isinstance(x, Integral) and not isinstance(x, bool) and x >= least
-
-
-def _real(x: object, least: float, below: float = math.inf) -> bool:
-    number = isinstance(x, Real) and not isinstance(x, bool)
-    return number and least <= x < below
-
-
+# %% ../nbs/15_training.ipynb #109e2884
 def _or_none(rule: tuple) -> tuple:
     holds, want = rule
     return lambda x: x is None or holds(x), f"{want}, or None"
@@ -89,21 +79,27 @@ def _one_of(*choices) -> tuple:
 
 
 _COUNT = is_count, "a positive integer"
-_POSITIVE = lambda x: _real(x, 0) and x > 0, "a positive number"
+_POSITIVE = lambda x: is_number(x) and x > 0, "a positive number"
 _RULES = {
     "steps": _or_none(_COUNT),
     "epochs": _or_none(_POSITIVE),
     "batch_size": _COUNT,
     "length": _or_none(_COUNT),
     "learning_rate": _POSITIVE,
-    "warmup_steps": _or_none((lambda x: _is_whole(x, 0), "an integer, 0 or more")),
+    "warmup_steps": _or_none(
+        (lambda x: is_integer(x) and x >= 0, "an integer, 0 or more")
+    ),
     "schedule": _one_of("cosine", "constant"),
-    "final_fraction": (lambda x: _real(x, 0) and x <= 1, "a number from 0 to 1"),
-    "weight_decay": (lambda x: _real(x, 0), "a number, 0 or more"),
+    "final_fraction": (
+        lambda x: is_number(x) and 0 <= x <= 1,
+        "a number from 0 to 1",
+    ),
+    "weight_decay": (lambda x: is_number(x) and x >= 0, "a number, 0 or more"),
     "decay": _one_of("matrices", "everything"),
     "betas": (
         lambda x: (
-            isinstance(x, tuple) and [_real(b, 0, 1) for b in x] == [True] * 2
+            isinstance(x, tuple)
+            and [is_number(b) and 0 <= b < 1 for b in x] == [True] * 2
         ),
         "two numbers, each at least 0 and below 1",
     ),
@@ -112,7 +108,7 @@ _RULES = {
     "precision": _one_of("no", "bf16", "fp16"),
     "compile": _one_of(False, True),
     "seed": (
-        lambda x: _is_whole(x, 0) and x < 2**32,
+        lambda x: is_integer(x) and 0 <= x < 2**32,
         "an integer from 0 to 2**32 - 1",
     ),
     "evaluate_every": _or_none(_COUNT),
@@ -250,7 +246,7 @@ class TrainConfig:
             return self.steps
         return max(1, round(self.epochs * stream.n_windows / self.batch_size))
 
-# %% ../nbs/15_training.ipynb #e89fc37b
+# %% ../nbs/15_training.ipynb #04ac280e
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     """Return the learning rate of an update: linear warm-up, then a cosine or a
     constant.
@@ -279,7 +275,7 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     -----
     Source: chapter 15; the cosine after Loshchilov and Hutter (2017).
     """
-    inside = isinstance(step, Integral) and 0 <= step < steps
+    inside = is_integer(step) and 0 <= step < steps
     require(inside, "step", repr(step), f"an integer from 0 to {steps - 1}")
     warm = steps // 12 if config.warmup_steps is None else config.warmup_steps
     require(warm < steps, "warmup_steps", warm, f"fewer than the {steps} steps")

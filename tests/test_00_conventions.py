@@ -1,6 +1,7 @@
 """Chapter 0: the claim, the errors, seeds, profiles, records and quotes."""
 
 import json
+import math
 import random
 
 import numpy as np
@@ -50,6 +51,31 @@ def test_require_says_what_who_and_wanted():
     require(True, "x", 1, "anything")
     with pytest.raises(ValueError, match=r"^depth: got -1; want a positive integer$"):
         require(False, "depth", -1, "a positive integer")
+
+
+@pytest.mark.parametrize(
+    ("x", "number", "integer", "count"),
+    [
+        (3, True, True, True),
+        (np.int32(3), True, True, True),
+        (0, True, True, False),
+        (-2, True, True, False),
+        (2.0, True, False, False),
+        (np.float32(0.5), True, False, False),
+        (math.inf, False, False, False),
+        (math.nan, False, False, False),
+        (True, False, False, False),
+        (np.True_, False, False, False),
+        ("3", False, False, False),
+        (None, False, False, False),
+        (1j, False, False, False),
+    ],
+    ids=repr,
+)
+def test_what_counts_as_a_number(x, number, integer, count):
+    assert conventions.is_number(x) is number
+    assert conventions.is_integer(x) is integer
+    assert conventions.is_count(x) is count
 
 
 def test_check_tensors_returns_the_sizes():

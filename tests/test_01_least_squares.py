@@ -259,6 +259,7 @@ def test_bad_features_are_named(call, X, sentence):
         ({"ridge": -1.0}, "ridge: got -1.0"),
         ({"ridge": math.nan}, "ridge: got nan"),
         ({"ridge": "1"}, "ridge: got '1'"),
+        ({"ridge": True}, "ridge: got True"),
         ({"rcond": 1.0}, "rcond: got 1.0"),
         ({"rcond": -0.1}, "rcond: got -0.1"),
         ({"intercept": "no"}, "intercept: got 'no'; want True or False"),

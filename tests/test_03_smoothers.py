@@ -436,6 +436,7 @@ X, Y, S = torch.ones(5, 2, dtype=F64), torch.ones(5, 1, dtype=F64), torch.full((
     [
         (lambda: softmax_weights(X, X, 0.0), "temperature: got 0.0; want a positive, finite number"),
         (lambda: softmax_weights(X, X, math.inf), "temperature: got inf; want a positive"),
+        (lambda: softmax_weights(X, X, True), "temperature: got True; want a positive"),
         (lambda: softmax_weights(X, X, torch.tensor([1.0, -1.0])), "temperature: got a smallest entry of -1"),
         (lambda: softmax_weights(X, X, torch.tensor([1])), "temperature: got dtype torch.int64"),
         (lambda: softmax_weights(X, X[:, :1]), "k: got K = 1 width of a query or key; want K = 2, as in q"),

@@ -488,6 +488,7 @@ def test_the_same_generator_gives_the_same_curve():
         ({"beta": 0.0}, "beta: got 0.0; want a finite positive number"),
         ({"beta": math.nan}, "beta: got nan"),
         ({"beta": "1"}, "beta: got '1'"),
+        ({"beta": True}, "beta: got True"),
         ({"degree": 1}, "degree: got 1; want an integer of at least 2"),
         ({"degree": 2.5}, "degree: got 2.5"),
     ],
@@ -525,6 +526,7 @@ def test_bad_options_are_named(call, sentence):
         ({"probes": 1.5}, "probes: got 1.5"),
         ({"repetitions": -1}, "repetitions: got -1"),
         ({"corruption": 0.5}, "corruption: got 0.5; want a share from 0 up to ½"),
+        ({"corruption": False}, "corruption: got False"),
         ({"kind": "log-sum-exp"}, "kind: got 'log-sum-exp'"),
     ],
 )

@@ -535,6 +535,7 @@ def fit(**settings):
         (lambda: l2_boost(S, y, True), "rounds: got True; want a positive integer"),
         (lambda: l2_boost(S, y, 2, 0.0), "shrinkage: got 0.0; want a positive, finite number"),
         (lambda: l2_boost(S, y, 2, math.inf), "shrinkage: got inf; want a positive"),
+        (lambda: l2_boost(S, y, 2, True), "shrinkage: got True; want a positive"),
         (lambda: l2_boost(S, y.numpy(), 2), "y: got ndarray; want a torch.Tensor of shape"),
         (lambda: l2_boost(S, y[0], 2), "y: got a scalar; want a torch.Tensor"),
         (lambda: l2_boost(S, y[:4], 2), "y: got n = 4 rows of the context; want n = 5, as in smoother"),

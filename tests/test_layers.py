@@ -668,6 +668,7 @@ def test_dropout_drops_weights_while_training_and_scales_the_rest():
         ({"n_kv_heads": 0}, "n_kv_heads: got 0; want a divisor of n_heads = 4"),
         ({"dropout": 1.0}, "dropout: got 1.0; want a probability from 0 up to 1"),
         ({"dropout": -0.1}, "dropout: got -0.1; want a probability"),
+        ({"dropout": False}, "dropout: got False; want a probability"),
         ({"rotary": True}, "rotary: got True; want None or a finite base above 1"),
         ({"rotary": 1.0}, "rotary: got 1.0; want None or a finite base above 1"),
         ({"n_heads": 8, "rotary": 10.0}, "rotary: got heads of width 1; want an even width"),
