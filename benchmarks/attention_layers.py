@@ -3,22 +3,22 @@
 The floor of a layer makes the same matrix products, with the same weights in the same order, and the same calls of
 ``scaled_dot_product_attention``, with nothing around them: no residual, no gate but its products, no sum. Run with
 ``make bench``. All methods of one problem see the same tokens in the same process; those that are compared take turns,
-and medians count. Before anything is timed, each floor must make exactly its layer's products, and each naive form must
-give its layer's answer. On a CPU everything is timed in a process that keeps the memory it frees, so that arithmetic is
-compared; before that, at T = 256 and 1024, torch's own, three layers and their naive forms also as a program has them
-that asks for nothing: it returns memory to the system and pays for getting it again. Records go to ``results/``. On a
-GPU: ``--device cuda`` (bfloat16), also with ``--compile``.
+and the median over the turns counts, of the times and of their ratios. Before anything is timed, each floor must make
+exactly its layer's products, and each naive form must give its layer's answer. On a CPU everything is timed in a
+process that keeps the memory it frees, so that arithmetic is compared; before that, at T = 256 and 1024, torch's own,
+three layers and their naive forms also as a program has them that asks for nothing: it returns memory to the system and
+pays for getting it again. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16), also with ``--compile``.
 """
 
 import argparse
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from unittest import mock
 
 import torch
 import torch.nn.functional as nnf
-from measuring import interleaved_medians, keep_memory, page_faults, peak_bytes
+from measuring import Times, keep_memory, page_faults, peak_bytes, take_turns
 from torch import nn
 
 import gbattn.attention
@@ -29,7 +29,8 @@ from gbattn.cost import attention_cost, count_flops
 from gbattn.twicing import TwicingAttention
 
 SHAPES = ((32, 256, 256, 4), (4, 1024, 768, 12), (1, 4096, 512, 8))
-RUNS = {256: 15, 1024: 7, 4096: 7}
+RUNS, PATIENCE = {256: 15, 1024: 9, 4096: 9}, 3
+PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
 WITH_NAIVE = ("multi_head", "twicing", "boosted residual feature")
 KV_FROM, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
 DECODED, POSITIONS = (1, 512, 8), (128, 512, 1024, 2048, 4096)
@@ -114,16 +115,27 @@ def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argpars
     return {name: torch.compile(method) for name, method in methods.items()} if options.compile else methods
 
 
-def groups_of(names: Iterable[str]) -> list[list[str]]:
-    """Each layer with its floor and its naive form, and torch's own with multi-head: those that are compared.
-
-    A machine whose speed wanders from minute to minute then wanders for both sides of a comparison.
-    """
+def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """By layer: the layer, its floor and its naive form, and torch's own with multi-head: those that are compared."""
     groups = {}
     for name in names:
         layer = name.removesuffix(" floor").removesuffix(" naive")
         groups.setdefault("multi_head" if layer == "nn.MultiheadAttention" else layer, []).append(name)
-    return list(groups.values())
+    return groups
+
+
+def comparisons(layer: str, group: list[str]) -> Iterator[tuple[str, str, str]]:
+    """What is divided by the time of what, and the name of the ratio."""
+    for what, beneath in (("layer", layer), ("floor", f"{layer} floor")):
+        for name in group:
+            if beneath in group and name not in (beneath, f"{layer} floor"):
+                yield name, beneath, f"over_{what}"
+
+
+def known(layer: str, times: dict[str, Times]) -> bool:
+    """Whether the ratios with a close aim are: the layer's to its floor, and torch's own to the layer."""
+    close = ((layer, f"{layer} floor"), ("nn.MultiheadAttention", layer))
+    return all(times[a].over(times[b]).known_to(PRECISION) for a, b in close if {a, b} <= times.keys())
 
 
 def flat(result: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
@@ -173,19 +185,24 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
         with context():
             for name, call in calls.items():  # the first call of each, which is not timed
                 measured[name][f"{task}_peak_bytes"] = peak_bytes(call, options.device)
-            timed = {}
-            for group in groups_of(calls):
-                take_turns = {name: calls[name] for name in group}
-                steady = [] if memory == "returned" else [name for name in group if not name.endswith("naive")]
-                timed |= interleaved_medians(
-                    take_turns, runs, settle=options.settle, wait=options.wait, patience=3, steady=steady
+            for layer, group in groups_of(calls).items():
+                times = take_turns(
+                    {name: calls[name] for name in group},
+                    runs,
+                    settle=options.settle,
+                    wait=options.wait,
+                    patience=PATIENCE,
+                    enough=functools.partial(known, layer),
                 )
+                for name in group:
+                    measured[name] |= {f"{task}_{field}": value for field, value in times[name].spread.items()}
+                    measured[name][f"{task}_turns"] = len(times[name].seconds)
+                for name, beneath, field in comparisons(layer, group):
+                    for end, value in times[name].over(times[beneath])._asdict().items():
+                        measured[name][f"{task}_{field}_{end}".removesuffix("_median")] = value
             for name, call in calls.items():
                 call()
                 measured[name][f"{task}_page_faults"] = page_faults(call)
-        for name, times in timed.items():
-            for field, value in times._asdict().items():
-                measured[name][f"{task}_{field}" + ("" if field == "turns" else "_seconds")] = value
     settings = {"B": B, "T": T, "D": D, "H": H, "memory": memory} | options.machine | {"runs": runs}
     for name, numbers in measured.items():
         if name in made:
@@ -206,27 +223,22 @@ def show_layers(shape: tuple[int, int, int, int], memory: str, measured: dict[st
         row = f"{name:30}"
         for task, width in (("forward", 10), ("training", 12)):
             row += f"{1e3 * numbers[f'{task}_median_seconds']:{width}.1f}"
-            ratio = of_floor(measured, name, task)
-            row += f"{ratio:8.3f}" if ratio else " " * 8
+            ratio = numbers.get(f"{task}_over_floor")
+            row += f"{ratio:8.3f}" if ratio and not name.endswith("naive") else " " * 8
             row += f"{numbers[f'{task}_peak_bytes'] / 1e6:8.0f}{numbers[f'{task}_page_faults']:8}"
         print(row)
     for task in ("forward", "training"):
-        for name in measured:
-            limit, ratio = AIMS.get(name.split()[0]), of_floor(measured, name, task)
-            if limit and ratio and ratio > limit:
-                print(f"missed: {task} of {name} takes {ratio:.3f} times its floor; the aim is {limit}")
-        seconds = {name: numbers[f"{task}_median_seconds"] for name, numbers in measured.items()}
-        if seconds["multi_head"] >= seconds["nn.MultiheadAttention"]:
-            print(f"missed: {task} of multi_head is slower than nn.MultiheadAttention")
-        for name in ("boosted residual feature",):
-            gain, aim = seconds[f"{name} naive"] / seconds[name], NAIVE_AIMS.get(shape[1], 0)
-            if gain < aim:
-                print(f"missed: {task} of {name} is {gain:.2f} times as fast as its naive form; the aim is {aim}")
-
-
-def of_floor(measured: dict[str, dict], name: str, task: str) -> float | None:
-    beneath = measured.get(f"{name} floor")
-    return beneath and measured[name][f"{task}_median_seconds"] / beneath[f"{task}_median_seconds"]
+        for name, numbers in measured.items():
+            limit, field = AIMS.get(name.split()[0]), f"{task}_over_floor"
+            if limit and not name.endswith("naive") and numbers.get(field, 0) > limit:
+                ratio, low, high = (numbers[field + end] for end in ("", "_low", "_high"))
+                print(f"missed: {task} of {name}, {ratio:.3f} ({low:.3f} to {high:.3f}) times its floor, aim {limit}")
+        gain = measured["nn.MultiheadAttention"][f"{task}_over_layer"]
+        if gain <= 1:
+            print(f"missed: {task} of nn.MultiheadAttention, {gain:.3f} times multi_head, aim above 1")
+        gain = measured["boosted residual feature naive"][f"{task}_over_layer"]
+        if gain < (aim := NAIVE_AIMS.get(shape[1], 0)):
+            print(f"missed: {task} of the naive form, {gain:.2f} times boosted residual feature, aim {aim}")
 
 
 # ---- Decoding ----
@@ -256,8 +268,8 @@ def benchmark_decoding(options: argparse.Namespace) -> None:
                 for way, turns in (("cache", 10 * runs), ("whole", runs)):
                     calls[way]()
                     one = {way: calls[way]}
-                    median, *_ = interleaved_medians(one, turns, settle=options.settle, wait=options.wait)[way]
-                    numbers[f"{way}_tokens_per_second"] = B / median
+                    timed = take_turns(one, turns, settle=options.settle, wait=options.wait)[way]
+                    numbers[f"{way}_tokens_per_second"] = B / timed.median
                 itemsize = x.element_size()
                 cost = attention_cost(layer, 1, past=position, batch_size=B, causal=True, itemsize=itemsize)
                 numbers |= {"cache_bytes": cost.cache_bytes, "flops": cost.forward_flops}

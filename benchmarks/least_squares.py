@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from measuring import interleaved_medians
+from measuring import take_turns
 from sklearn.linear_model import LinearRegression
 
 from gbattn.conventions import Record
@@ -66,16 +66,13 @@ def report(
 ) -> None:
     """Time the methods, print a row for each and save a record for each."""
     demand_agreement(methods, tolerance)
-    timed = interleaved_medians(methods, runs)
+    timed = take_turns(methods, runs)
     slowest = max(times.median for times in timed.values())
     problem = " ".join(map(str, settings.values()))
-    for name, (median, smallest, largest, _) in timed.items():
-        print(f"{problem:32} {name:26} {median:10.5f} {smallest:10.5f} {largest:10.5f} {slowest / median:8.1f}×")
-        record = Record(
-            experiment,
-            settings | {varying: name, "runs": runs},
-            {"median_seconds": median, "smallest_seconds": smallest, "largest_seconds": largest},
-        )
+    for name, times in timed.items():
+        cells = "".join(f"{seconds:11.5f}" for seconds in times.spread.values())
+        print(f"{problem:32} {name:26}{cells} {slowest / times.median:8.1f}×")
+        record = Record(experiment, settings | {varying: name, "runs": runs}, times.spread)
         record.save(f"{problem} {name}".replace(" ", "-").lower())
 
 

@@ -1,14 +1,17 @@
-"""What the benchmarks share: methods that take turns, medians of their times, and the memory they need."""
+"""What the benchmarks share: methods that take turns, their times and ratios, and the memory they need."""
 
 import ctypes
+import itertools
 import json
+import math
 import os
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,33 +23,68 @@ from torch.profiler import ProfilerActivity, profile
 SETTLE = 0.1
 
 
-class Times(NamedTuple):
-    """Seconds of one call, over so many turns."""
+class Ratio(NamedTuple):
+    """How many times as long, in the median turn, and the ends of its 95 % interval."""
 
     median: float
-    smallest: float
-    largest: float
-    turns: int
+    low: float
+    high: float
+
+    def known_to(self, share: float) -> bool:
+        """Whether the interval ends at most this share of the median away from it."""
+        return max(self.high - self.median, self.median - self.low) <= share * self.median
 
 
-def interleaved_medians(
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call, turn by turn."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """Median, smallest and largest, as records name them."""
+        return {
+            "median_seconds": self.median,
+            "smallest_seconds": min(self.seconds),
+            "largest_seconds": max(self.seconds),
+        }
+
+    def over(self, other: "Times") -> Ratio:
+        """Divide turn by turn: a machine that is slow for seconds at a time is slow for both sides of a turn.
+
+        The interval is that of the sign test, which asks of the turns only that they be independent; fewer than six
+        turns have none, and their range stands in for it.
+        """
+        found = sorted(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
+        n = len(found)
+        at_most = itertools.accumulate(math.comb(n, k) / 2**n for k in range(n))  # so many turns lie below the median
+        end = max(1, sum(probability <= 0.025 for probability in at_most))
+        return Ratio(statistics.median(found), found[end - 1], found[-end])
+
+
+def take_turns(
     methods: dict[str, Callable],
     runs: int,
     *,
     settle: float = SETTLE,
     wait: Callable = lambda: None,
     patience: int = 1,
-    steady: Collection[str] = (),
+    enough: Callable[[dict[str, Times]], bool] = lambda times: True,
 ) -> dict[str, Times]:
-    """Return the times of one call of each method; they take turns.
+    """Return the times of one call of each method, over `runs` turns or more.
 
-    `wait` returns when the work that a call has ordered is done. A machine that others use is slow for seconds at a
-    time: turns go on, up to `patience` times `runs`, until the medians of the methods named in `steady` lie within 5 %
-    of their smallest.
+    `wait` returns when the work that a call has ordered is done. Turns go on, up to `patience` times `runs`, until
+    the times are `enough`.
     """
     seconds = {name: [] for name in methods}
+    collected = lambda: {name: Times(tuple(found)) for name, found in seconds.items()}
     for turn in range(patience * runs):
-        if turn >= runs and all(statistics.median(seconds[name]) <= 1.05 * min(seconds[name]) for name in steady):
+        if turn >= runs and enough(collected()):
             break
         for name, method in methods.items():
             settled = time.perf_counter() + settle
@@ -57,9 +95,7 @@ def interleaved_medians(
             method()
             wait()
             seconds[name].append(time.perf_counter() - start)
-    return {
-        name: Times(statistics.median(times), min(times), max(times), len(times)) for name, times in seconds.items()
-    }
+    return collected()
 
 
 def keep_memory() -> bool:

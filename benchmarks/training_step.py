@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from measuring import interleaved_medians, peak_bytes
+from measuring import peak_bytes, take_turns
 from torch import nn
 
 from gbattn.attention import merge_heads, split_heads
@@ -310,9 +310,9 @@ def measured(calls: dict, options: argparse.Namespace, runs: int) -> dict[str, d
     for name, call in calls.items():  # the first call of each, which is not timed
         call()
         found[name] = {"peak_bytes": peak_bytes(call, options.device)}
-    timed = interleaved_medians(calls, runs, settle=options.settle, wait=options.wait)
+    timed = take_turns(calls, runs, settle=options.settle, wait=options.wait)
     for name, times in timed.items():
-        found[name] |= {f"{field}_seconds": getattr(times, field) for field in ("median", "smallest", "largest")}
+        found[name] |= times.spread
     return found
 
 
