@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as nnf
-from measuring import Times, keep_memory, page_faults, peak_bytes, take_turns
+from measuring import Times, keep_memory, page_faults, peak_bytes, return_memory, take_turns
 from torch import nn
 
 import gbattn.attention
@@ -168,6 +168,7 @@ def demand_the_same(made: dict, x: torch.Tensor) -> None:
 
 
 def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: argparse.Namespace) -> None:
+    return_memory()
     B, T, D, H = shape
     runs = options.runs or RUNS[T]
     torch.manual_seed(0)

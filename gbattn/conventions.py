@@ -570,7 +570,7 @@ def quote(record: Record, field: str, format: str = "") -> str:
     glue(f"{record.experiment}.{field}", text, display=False)
     return text
 
-# %% ../nbs/00_conventions.ipynb #f85b8702
+# %% ../nbs/00_conventions.ipynb #bcc31a39
 def put_to_test(
     *, prediction: str, statistic: str, threshold: str, observed: str, holds: bool
 ) -> bool:
@@ -603,7 +603,7 @@ def put_to_test(
     }
     for name, text in said.items():
         lines = [
-            part for line in text.splitlines() for part in textwrap.wrap(line, 70)
+            part for line in text.splitlines() for part in textwrap.wrap(line, 76)
         ]
         print(f"{name:12}" + f"\n{'':12}".join(lines))
     print()

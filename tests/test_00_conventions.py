@@ -205,8 +205,8 @@ def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
     assert conventions.put_to_test(**said, holds=holds) is holds
     margin = " " * 12
     assert capsys.readouterr().out.splitlines() == [
-        "prediction  " + " ".join("p" * 35),
-        margin + " ".join("p" * 25),
+        "prediction  " + " ".join("p" * 38),
+        margin + " ".join("p" * 22),
         "statistic   s",
         "threshold   t",
         "observed    o",
