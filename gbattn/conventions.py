@@ -103,10 +103,16 @@ def require(condition: bool, argument: str, got: object, want: str) -> None:
     if not condition:
         raise ValueError(f"{argument}: got {got}; want {want}")
 
-# %% ../nbs/00_conventions.ipynb #183ff49c
+# %% ../nbs/00_conventions.ipynb #a18bc181
 def is_number(x: object) -> bool:
-    """Whether x is a finite real number, of Python or NumPy; a truth value is none."""
-    return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
+    """Whether x is a real number that a float can hold, of Python or NumPy;
+    infinity, NaN and a truth value are none."""
+    if not isinstance(x, Real) or isinstance(x, bool):
+        return False
+    try:
+        return math.isfinite(x)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
 
 
 def is_integer(x: object) -> bool:

@@ -63,6 +63,7 @@ def test_require_says_what_who_and_wanted():
         (2.0, True, False, False),
         (np.float32(0.5), True, False, False),
         (math.inf, False, False, False),
+        (10**400, False, True, True),
         (math.nan, False, False, False),
         (True, False, False, False),
         (np.True_, False, False, False),
