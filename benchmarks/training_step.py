@@ -5,19 +5,20 @@ modules, no checks, no accelerate. It gives the same loss and the same gradients
 timed. *Products* are its matrix products and looks alone, forward and backward: no normalisation, no activation, no
 softmax over the vocabulary, no optimiser. The *textbook* step is the standard model as it is usually written: all
 logits at once, an optimiser that goes through the parameters one by one, a look at the loss in every step. Run
-with ``make bench``. All methods of one problem see the same tokens in the same process, take turns, and are compared
-by medians. Records go to ``results/``. On a GPU: ``--device cuda``.
+with ``make bench``. All methods of one problem see the same tokens in the same process; those that are compared take
+turns, and the median over the turns counts, of the times and of their ratios. Records go to ``results/``. On a GPU:
+``--device cuda``.
 """
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from measuring import peak_bytes, take_turns
+from measuring import Times, peak_bytes, take_turns
 from torch import nn
 
 from gbattn.attention import merge_heads, split_heads
@@ -39,6 +40,8 @@ ARMS = {
     "boosted shared head": ("boosted", {"kv_from": "shared", "gate": "head"}),
 }
 RUNS = {"small": 15, "published": 5, "quick": 1}
+PATIENCE = {"small": 3, "published": 1, "quick": 1}
+PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
 AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
 
 
@@ -280,6 +283,31 @@ def steps_of(arm: str, shape: tuple, tokens: np.ndarray, options, precision: str
     return calls, config
 
 
+def group_of(arm: str, calls: dict) -> dict[str, Callable]:
+    """The calls that take turns: those of an arm, and the standard ones that it is compared with."""
+    mine = {name: call for name, call in calls.items() if name.startswith(arm)}
+    also = ("textbook", "textbook compiled") if arm == "standard" else ("standard", "standard plain")
+    return mine | {name: calls[name] for name in also if name in calls}
+
+
+def comparisons(arm: str, group: dict) -> Iterator[tuple[str, str, str]]:
+    """What is divided by the time of what, and the name of the ratio."""
+    pairs = [(arm, f"{arm} {kind}", f"over_{kind}") for kind in ("plain", "products")]
+    pairs.append((f"{arm} compiled", arm, "over_eager"))
+    if arm == "standard":
+        for textbook in ("textbook", "textbook compiled"):
+            pairs += [(textbook, arm, "over_standard"), (textbook, f"{arm} compiled", "over_standard_compiled")]
+    else:
+        pairs += [(arm, "standard", "over_standard"), (f"{arm} plain", "standard plain", "over_standard")]
+    yield from (pair for pair in pairs if {*pair[:2]} <= group.keys())
+
+
+def known(arm: str, times: dict[str, Times]) -> bool:
+    """Whether the ratios with an aim are: the standard step's to the plain one, an arm's to the standard step."""
+    close = ("standard", "standard plain") if arm == "standard" else (arm, "standard")
+    return times[close[0]].over(times[close[1]]).known_to(PRECISION)
+
+
 def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
     """What surrounds forward and backward in a step of the standard model, each alone, and other ways to do it."""
     B, T, D, H, layers, V = shape
@@ -305,14 +333,12 @@ def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
     }
 
 
-def measured(calls: dict, options: argparse.Namespace, runs: int) -> dict[str, dict]:
+def with_peaks(calls: dict[str, Callable], options: argparse.Namespace) -> dict[str, dict]:
+    """Call each once, which is not timed, and once more for the memory that it needs."""
     found = {}
-    for name, call in calls.items():  # the first call of each, which is not timed
+    for name, call in calls.items():
         call()
         found[name] = {"peak_bytes": peak_bytes(call, options.device)}
-    timed = take_turns(calls, runs, settle=options.settle, wait=options.wait)
-    for name, times in timed.items():
-        found[name] |= times.spread
     return found
 
 
@@ -321,27 +347,39 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
     B, T, D, H, layers, V = shape
     tokens = np.random.RandomState(0).randint(0, V, 64 * B * T + 1)
     sizes = {"shape": name, "B": B, "T": T, "D": D, "H": H, "layers": layers, "V": V, "device": options.device.type}
+    turns = functools.partial(take_turns, settle=options.settle, wait=options.wait)
     for precision in options.precisions:
         torch.manual_seed(0)
         calls, configs = {}, {}
         for arm in ARMS:
             made, configs[arm] = steps_of(arm, shape, tokens, options, precision)
             calls |= made
-        found = measured(calls, options, runs)
+        found = with_peaks(calls, options)
+        for arm in ARMS:
+            group = group_of(arm, calls)
+            times = turns(group, runs, patience=PATIENCE[name], enough=functools.partial(known, arm))
+            for method in group.keys() - ({"standard", "standard plain"} if arm != "standard" else set()):
+                found[method] |= times[method].spread | {"turns": len(times[method].seconds)}
+            for method, beneath, field in comparisons(arm, group):
+                for end, value in times[method].over(times[beneath])._asdict().items():
+                    found[method][f"{field}_{end}".removesuffix("_median")] = value
         predicted = {arm: model_cost(config, T, B).training_flops for arm, config in configs.items()}
         for method, numbers in found.items():
             numbers["tokens_per_second"] = B * T / numbers["median_seconds"]
             if method in predicted:
                 numbers["training_flops"] = predicted[method]
-                numbers["predicted_ratio"] = predicted[method] / predicted["standard"]
+            if method.removesuffix(" plain") in predicted:
+                numbers["predicted_ratio"] = predicted[method.removesuffix(" plain")] / predicted["standard"]
             settings = sizes | {"precision": precision, "method": method, "runs": runs}
             save("benchmark-training-step", f"{name} {precision} {method}", settings, numbers, options)
         show(name, precision, found)
-    parts = measured(parts_of_a_step(shape, tokens), options, 3 * runs)
-    for part, numbers in parts.items():
-        print(f"{part:30}{1e3 * numbers['median_seconds']:10.2f} ms")
+    calls = parts_of_a_step(shape, tokens)
+    parts = with_peaks(calls, options)
+    for part, times in turns(calls, 3 * runs).items():
+        parts[part] |= times.spread
+        print(f"{part:30}{1e3 * times.median:10.2f} ms")
         settings = sizes | {"method": part, "runs": 3 * runs}
-        save("benchmark-training-parts", f"{name} {part}", settings, numbers, options)
+        save("benchmark-training-parts", f"{name} {part}", settings, parts[part], options)
 
 
 def save(experiment: str, name: str, settings: dict, numbers: dict, options: argparse.Namespace) -> None:
@@ -352,37 +390,37 @@ def save(experiment: str, name: str, settings: dict, numbers: dict, options: arg
 
 def show(name: str, precision: str, found: dict[str, dict]) -> None:
     """Print a row for each method, and whether the aims were met."""
-    seconds = {method: numbers["median_seconds"] for method, numbers in found.items()}
     print(f"\n{name} {SHAPES[name]}, precision {precision}: milliseconds, tokens a second, megabytes at the highest,")
     print("times the plain step, times the products alone, times the standard step and what its products predict")
     for method, numbers in found.items():
-        row = f"{method:30}{1e3 * seconds[method]:10.1f}{numbers['tokens_per_second']:12,.0f}"
+        row = f"{method:30}{1e3 * numbers['median_seconds']:10.1f}{numbers['tokens_per_second']:12,.0f}"
         row += f"{numbers['peak_bytes'] / 1e6:9.0f}"
-        if f"{method} plain" in seconds:
-            row += "".join(f"{seconds[method] / seconds[f'{method} {other}']:9.3f}" for other in ("plain", "products"))
-            row += f"{seconds[method] / seconds['standard']:9.3f}{numbers['predicted_ratio']:9.3f}"
-        print(row)
+        for field in ("over_plain", "over_products", "over_standard", "predicted_ratio"):
+            row += f"{numbers[field]:9.3f}" if field in numbers else " " * 9
+        print(row.rstrip())
     if name == "quick":
         return
-    for method, numbers in found.items():
-        if "predicted_ratio" in numbers:
-            ratio = seconds[method] / seconds["standard"] / numbers["predicted_ratio"]
-            if ratio > AIMS["predicted"]:
-                print(f"missed: {method} takes {ratio:.3f} times what its products predict; aim {AIMS['predicted']}")
-    ratio = seconds["standard"] / seconds["standard plain"]
-    if ratio > AIMS["plain"]:
-        print(f"missed: standard takes {ratio:.3f} times a plain step; the aim is {AIMS['plain']}")
-    best = {
-        kind: min(s for n, s in seconds.items() if n in (kind, f"{kind} compiled")) for kind in ("standard", "textbook")
-    }
-    gain = best["textbook"] / best["standard"]
-    if gain < AIMS["textbook"]:
-        print(f"missed: standard is {gain:.2f} times as fast as the textbook's; the aim is {AIMS['textbook']}")
+    for method in list(ARMS)[1:]:
+        limit = AIMS["predicted"] * found[method]["predicted_ratio"]
+        if found[method]["over_standard"] > limit:
+            print(f"missed: {method} takes {interval(found[method], 'over_standard')} times as long; aim {limit:.3f}")
+    if found["standard"]["over_plain"] > AIMS["plain"]:
+        print(f"missed: standard takes {interval(found['standard'], 'over_plain')} plain steps; aim {AIMS['plain']}")
+    fastest = lambda kind: min(
+        (n for n in found if n in (kind, f"{kind} compiled")), key=lambda n: found[n]["median_seconds"]
+    )
+    numbers, field = found[fastest("textbook")], f"over_{fastest('standard').replace(' ', '_')}"
+    if numbers[field] < AIMS["textbook"]:
+        print(f"missed: the textbook's step takes {interval(numbers, field)} of ours; aim {AIMS['textbook']}")
+
+
+def interval(numbers: dict, field: str) -> str:
+    return f"{numbers[field]:.3f} ({numbers[field + '_low']:.3f} to {numbers[field + '_high']:.3f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, help="timed runs of each method (default: small 15, published 5)")
+    parser.add_argument("--runs", type=int, help="timed runs of each method at least (default: small 15, published 5)")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
     parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")

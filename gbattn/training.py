@@ -66,7 +66,7 @@ def decay_groups(
         },
     ]
 
-# %% ../nbs/15_training.ipynb #109e2884
+# %% ../nbs/15_training.ipynb #50dbe9c9
 def _or_none(rule: tuple) -> tuple:
     holds, want = rule
     return lambda x: x is None or holds(x), f"{want}, or None"

@@ -924,3 +924,15 @@ def test_the_benchmark_still_runs(tmp_path):
     methods = {r["settings"]["method"] for r in records}
     assert {"standard", "standard plain", "standard products", "textbook", "twicing"} <= methods
     assert len(records) == 2 * len(methods) and all(r["measured"]["peak_bytes"] > 0 for r in records)
+    ratios = {
+        (r["settings"]["method"], field)
+        for r in records
+        for field in r["measured"]
+        if f"{field}_low" in r["measured"]
+        and r["measured"][f"{field}_low"] <= r["measured"][field] <= r["measured"][f"{field}_high"]
+    }
+    arms = methods - {m for m in methods if m.endswith((" plain", " products"))} - {"textbook"}
+    assert ratios == {(arm, f"over_{kind}") for arm in arms for kind in ("plain", "products")} | {
+        (name, "over_standard")
+        for name in {"textbook"} | {arm + kind for arm in arms - {"standard"} for kind in ("", " plain")}
+    }
