@@ -1331,7 +1331,7 @@ FURTHER_ARMS = (
     _boosted("boosted_none", "boosted, no gate", kv_from="residual", gate="none"),
 )
 
-# %% ../nbs/16_perplexity.ipynb #ea29efbe
+# %% ../nbs/16_perplexity.ipynb #32d4aca4
 #| code-fold: true
 _WIKIPEDIA = CorpusSpec(
     name="wikipedia-en-2019",
@@ -1447,7 +1447,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="which learning rate each arm wants",
             arms=MAIN_ARMS,
             seeds=(0,),
-            grid={"learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
+            grid={"learning_rate": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)},
             **_MINI,
         ),
         Experiment(
