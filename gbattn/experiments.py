@@ -7,7 +7,7 @@ __all__ = ['MEASURES', 'STANDARD', 'TWICING', 'BOOSTED', 'BOOSTED_INPUT', 'WIDER
            'EXPERIMENTS', 'paired_interval', 'Welch', 'welch', 'matched', 'step_seconds', 'equal_time', 'CorpusSpec',
            'Arm', 'Run', 'Experiment', 'records_of', 'best_rates', 'run', 'Row', 'compare']
 
-# %% ../nbs/16_perplexity.ipynb #cb7ec6a3
+# %% ../nbs/16_perplexity.ipynb #525af05e
 import bisect
 import hashlib
 import itertools
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, linear_regression, median, stdev
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -206,7 +206,7 @@ def _fitted(
     d_ffn = 4 * max(1, 1 + round((wanted - narrow) / (wide - narrow)))
     return {change: size, "d_ffn": d_ffn}
 
-# %% ../nbs/16_perplexity.ipynb #05592cdb
+# %% ../nbs/16_perplexity.ipynb #c58d0080
 #| code-fold: true
 def step_seconds(records: Iterable[Record]) -> float:
     """Return the seconds of a training step: the median of the fastest quarter of
@@ -247,9 +247,8 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     """Return the width and the feed-forward width at which a multi-head model takes
     as long a step as an arm did.
 
-    Seconds a step, those of `step_seconds`, are read between the models that were
-    timed as a straight line in logarithms against their FLOPs, and beyond them
-    along the last one.
+    Seconds a step, those of `step_seconds`, are taken for a power of the FLOPs: a
+    straight line in logarithms, by least squares through all sizes that were timed.
 
     Parameters
     ----------
@@ -269,7 +268,7 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     ------
     ValueError
         When the arm or two sizes of multi-head attention are not among the records,
-        or the larger one was no slower.
+        or the larger ones were no slower.
 
     Notes
     -----
@@ -295,19 +294,17 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
         f"{len(sizes)} size of multi-head attention",
         "two or more",
     )
-    points = sorted(
-        (math.log(flops), math.log(step_seconds(of))) for flops, of in sizes.items()
+    slope, offset = linear_regression(
+        [math.log(flops) for flops in sizes],
+        [math.log(step_seconds(of)) for of in sizes.values()],
     )
-    target = math.log(step_seconds(wanted))
-    right = min(max(sum(y < target for _, y in points), 1), len(points) - 1)
-    (x0, y0), (x1, y1) = points[right - 1 : right + 1]
     require(
-        y1 > y0,
+        slope > 0,
         "records",
-        "a larger model that is no slower",
+        "larger models that are no slower",
         "times that grow with the size",
     )
-    flops = math.exp(x0 + (target - y0) * (x1 - x0) / (y1 - y0))
+    flops = math.exp((math.log(step_seconds(wanted)) - offset) / slope)
     return _fitted(config, MEASURES["training_flops"], flops, "d_model")
 
 # %% ../nbs/16_perplexity.ipynb #ddd1de62

@@ -189,6 +189,19 @@ def test_equal_time_inverts_a_power_law_of_the_flops(power, width, d_ffn):
     assert found == {"d_model": width, "d_ffn": 4 * width}
 
 
+def test_equal_time_fits_all_sizes_that_were_timed():
+    """A size that was slow by chance may not decide alone how time goes on beyond it."""
+    widths, seconds, target = [64, 80, 96], np.array([1.0, 1.5, 1.52]), 1.8
+    sizes = [dict(d_model=width) for width in widths]
+    flops = np.array([FLOPS(ModelConfig(**SMALL | size)) for size in sizes])
+    timed = [record(str(f), 0, 1.0, seconds=t, size=size) for f, t, size in zip(flops, seconds, sizes)]
+    timed.append(record("slow", 0, 1.0, seconds=target, size=dict(d_model=64, attention="boosted")))
+    found = equal_time(ModelConfig(**SMALL, d_model=16), timed, "slow")
+    slope, offset = np.polyfit(np.log(flops), np.log(seconds), 1)
+    expected = np.exp((np.log(target) - offset) / slope)
+    assert FLOPS(ModelConfig(**SMALL | found)) == pytest.approx(expected, rel=0.01)
+
+
 def test_a_pace_is_the_median_of_the_fastest_quarter():
     paces = [9.0, 2.0, 3.0, 1.0, 8.0, 7.0, 6.0, 5.0, 4.0, 9.0, 9.0, 9.0]
     curve = dict(train_step=list(range(0, 130, 10)), train_seconds=[0.0, *np.cumsum(paces) * 10])
@@ -648,7 +661,7 @@ PAIR = (("a", 16), ("b", 32))
         ),
         (
             lambda: equal_time(TOY, [record(a, 1, 1.0, seconds=1.0, size=dict(d_model=w)) for a, w in PAIR], "a"),
-            "records: got a larger model that is no slower; want times that grow with the size",
+            "records: got larger models that are no slower; want times that grow with the size",
         ),
         (lambda: Arm(name="a-b"), "name: got 'a-b'; want letters, digits, _ and ."),
         (lambda: replace(TINY, seeds=(1, 1)), "seeds: got [1, 1]; want one or more, all different"),
