@@ -6,7 +6,7 @@
 __all__ = ['MODEL', 'TRAINING', 'COMMANDS', 'Option', 'options', 'train_model', 'evaluate_model', 'generate_text',
            'tokenize_corpus', 'run_experiment', 'compare_arms', 'measure_arms', 'Command', 'main']
 
-# %% ../nbs/Z_command_line.ipynb #8b5b01b8
+# %% ../nbs/Z_command_line.ipynb #b82d43e2
 import importlib.util
 import inspect
 import json
@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -780,7 +780,7 @@ def _say_tokenized(result: dict) -> str:
     last = f"{result['vocab_size']:,} token types, {loss}, in {result['folder']}"
     return "\n".join([*lines, last])
 
-# %% ../nbs/Z_command_line.ipynb #3f3475e1
+# %% ../nbs/Z_command_line.ipynb #1534e5a8
 #| code-fold: true
 def _folder_of_records(results: Path | None) -> Path:
     """Where records are: as asked, else where the book has them, else here."""
@@ -923,7 +923,13 @@ def compare_arms(
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
         is a checkout of it, or results here.
     """
-    from gbattn.experiments import EXPERIMENTS, best_rates, compare, records_of
+    from gbattn.experiments import (
+        EXPERIMENTS,
+        best_rates,
+        compare,
+        rates_at_edge,
+        records_of,
+    )
 
     folder = _folder_of_records(results)
     records = [r for r in records_of(name, folder) if "arm" in r.settings]
@@ -931,13 +937,33 @@ def compare_arms(
     if name in EXPERIMENTS:
         want = f"an experiment that was run: gbattn run {name} runs it"
     _require(bool(records), "name", f"{name!r}, of which {folder} has no run", want)
+    experiment = EXPERIMENTS.get(name)
+    others = sorted(set(experiment.grid if experiment else ()) - {"learning_rate"})
+    _require(
+        not others,
+        "name",
+        f"{name!r}, which varies {' and '.join(others)} in each arm",
+        "one in which an arm varies by its seed and its learning rate alone",
+    )
     key = lambda record: (record.settings["arm"], record.settings["seed"])
+    untuned: set[str] = set()
     if len(set(map(key, records))) < len(records):
+        untuned = set(rates_at_edge(records))
         best, rate = best_rates(records), "learning_rate"
         records = [r for r in records if r.settings[rate] == best[key(r)[0]]]
+    elif experiment:
+        # Records may have been carried here without those of their sweep.
+        with suppress(ValueError):
+            untuned = experiment.untuned(folder)
     options = dict(metric=metric, reference=reference, confidence=confidence)
     rows = [row._asdict() for row in compare(records, **options)]
-    return {"name": name, "metric": metric, "reference": reference, "rows": rows}
+    return {
+        "name": name,
+        "metric": metric,
+        "reference": reference,
+        "rows": rows,
+        "untuned": sorted(untuned),
+    }
 
 
 def _say_compared(result: dict) -> str:
@@ -968,6 +994,11 @@ def _say_compared(result: dict) -> str:
         f"{row['label']} {n}" for row in result["rows"] if (n := row["diverged"])
     ]
     lines += [f"diverged, left out: {', '.join(gone)}"] if gone else []
+    if result["untuned"]:
+        edge = (
+            "best learning rate at the edge of its grid, so no ordering is decided"
+        )
+        lines.append(f"{edge}: {', '.join(result['untuned'])}")
     return "\n".join(lines)
 
 # %% ../nbs/Z_command_line.ipynb #89fff255

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MEASURES', 'STANDARD', 'TWICING', 'BOOSTED', 'BOOSTED_INPUT', 'WIDER', 'WIDER_FLOPS', 'MAIN_ARMS', 'FURTHER_ARMS',
            'EXPERIMENTS', 'paired_interval', 'Welch', 'welch', 'matched', 'step_seconds', 'equal_time', 'CorpusSpec',
-           'Arm', 'Run', 'Experiment', 'records_of', 'best_rates', 'run', 'Row', 'compare']
+           'Arm', 'Run', 'Experiment', 'records_of', 'best_rates', 'rates_at_edge', 'run', 'Row', 'compare']
 
 # %% ../nbs/16_perplexity.ipynb #525af05e
 import bisect
@@ -521,7 +521,7 @@ class Run:
             "train": self.train.to_dict(),
         }
 
-# %% ../nbs/16_perplexity.ipynb #9a9ce591
+# %% ../nbs/16_perplexity.ipynb #dd5d0a9f
 #| code-fold: true
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -662,15 +662,7 @@ class Experiment:
         """
         if not self.rates_from:
             return self
-        sweep = records_of(self.rates_from, folder)
-        total = max((r.settings["planned"] for r in sweep), default=1)
-        got = f"{len(sweep)} of the {total} runs of {self.rates_from}"
-        require(
-            len(sweep) >= total,
-            "rates_from",
-            got,
-            f"all of them: run {self.rates_from} first",
-        )
+        sweep = self._sweep(folder)
         rates = best_rates(sweep)
         arms = []
         for arm in self.arms:
@@ -689,7 +681,36 @@ class Experiment:
             arms.append(arm)
         return replace(self, arms=tuple(arms), rates_from="", rate_of="")
 
-# %% ../nbs/16_perplexity.ipynb #0cdd0f3e
+    def untuned(self, folder: Path | None = None) -> set[str]:
+        """Return the names of the arms whose learning rate, as `tuned` takes it,
+        lies at the edge of the grid of its sweep: no ordering of such an arm is
+        decided.
+
+        Raises
+        ------
+        ValueError
+            When the sweep is not finished.
+        """
+        if not self.rates_from:
+            return set()
+        edge = rates_at_edge(self._sweep(folder))
+        return {
+            arm.name for arm in self.arms if (self.rate_of or arm.tuned_as) in edge
+        }
+
+    def _sweep(self, folder: Path | None) -> list[Record]:
+        sweep = records_of(self.rates_from, folder)
+        total = max((r.settings["planned"] for r in sweep), default=1)
+        got = f"{len(sweep)} of the {total} runs of {self.rates_from}"
+        require(
+            len(sweep) >= total,
+            "rates_from",
+            got,
+            f"all of them: run {self.rates_from} first",
+        )
+        return sweep
+
+# %% ../nbs/16_perplexity.ipynb #e605467a
 #| code-fold: true
 def records_of(experiment: str, folder: Path | None = None) -> list[Record]:
     """Return the records of an experiment that are in so far, perhaps none.
@@ -719,6 +740,29 @@ def _loss(record: Record, metric: str) -> float:
     return record.measured[metric]
 
 
+def _by_rate(
+    records: Iterable[Record], metric: str
+) -> dict[str, dict[float, float]]:
+    """The mean of a number of validation over the seeds, of each arm at each
+    learning rate, from the lowest rate on."""
+    require(
+        not metric.startswith("test"),
+        "metric",
+        repr(metric),
+        "one of valid: test is not to choose by",
+    )
+    found: dict[str, dict[float, list[float]]] = {}
+    for record in records:
+        rates = found.setdefault(record.settings["arm"], {})
+        rates.setdefault(record.settings["learning_rate"], []).append(
+            _loss(record, metric)
+        )
+    return {
+        arm: {rate: fmean(rates[rate]) for rate in sorted(rates)}
+        for arm, rates in found.items()
+    }
+
+
 def best_rates(
     records: Iterable[Record], metric: str = "valid_loss"
 ) -> dict[str, float]:
@@ -741,28 +785,45 @@ def best_rates(
     -----
     Source: chapter 16.
     """
-    require(
-        not metric.startswith("test"),
-        "metric",
-        repr(metric),
-        "one of valid: test is not to choose by",
-    )
-    found: dict[str, dict[float, list[float]]] = {}
-    for record in records:
-        rates = found.setdefault(record.settings["arm"], {})
-        rates.setdefault(record.settings["learning_rate"], []).append(
-            _loss(record, metric)
-        )
     best = {}
-    for arm, rates in found.items():
-        best[arm] = min(sorted(rates), key=lambda rate: fmean(rates[rate]))
+    for arm, rates in _by_rate(records, metric).items():
+        best[arm] = min(rates, key=rates.get)
         require(
-            math.isfinite(fmean(rates[best[arm]])),
+            math.isfinite(rates[best[arm]]),
             "records",
             f"only runs of {arm} that diverged",
             "one that did not",
         )
     return best
+
+
+def rates_at_edge(
+    records: Iterable[Record], metric: str = "valid_loss"
+) -> dict[str, float]:
+    """Return those of the `best_rates` that are the lowest or the highest rate at
+    which their arm was run, so that the best may lie beyond.
+
+    Parameters
+    ----------
+    records : iterable of gbattn.conventions.Record
+        Of runs that differ in arm, seed and learning rate.
+    metric : str
+        What is to be low; never one of test.
+
+    Raises
+    ------
+    ValueError
+        As `best_rates`.
+
+    Notes
+    -----
+    Source: chapter 16.
+    """
+    records = list(records)
+    tried = _by_rate(records, metric)
+    edges = {arm: (min(rates), max(rates)) for arm, rates in tried.items()}
+    best = best_rates(records, metric)
+    return {arm: rate for arm, rate in best.items() if rate in edges[arm]}
 
 # %% ../nbs/16_perplexity.ipynb #aefd86fd
 #| code-fold: true

@@ -40,6 +40,7 @@ from gbattn.experiments import (
     equal_time,
     matched,
     paired_interval,
+    rates_at_edge,
     records_of,
     run,
     step_seconds,
@@ -508,6 +509,47 @@ def test_rates_come_from_the_sweep(tmp_path):
     next((tmp_path / "sweep").glob("*")).unlink()
     with pytest.raises(ValueError, match="7 of the 8 runs of sweep; want all of them: run sweep first"):
         after.tuned(tmp_path)
+
+
+def sweep_of(losses, folder=None):
+    """The records of a sweep with one seed, from losses by arm and rate; None is a run that diverged."""
+    records = [record(arm, 0, loss, rate=rate, planned=len(losses)) for (arm, rate), loss in losses.items()]
+    for i, r in enumerate(records if folder else ()):
+        Record("sweep", r.settings, r.measured).save(str(i), folder)
+    return records
+
+
+@pytest.mark.parametrize(
+    "losses, edge",
+    [
+        ((3.0, 2.0, 1.0), {"standard": 4e-3}),  # still falling
+        ((1.0, 2.0, 3.0), {"standard": 1e-3}),
+        ((2.0, 1.0, 3.0), {}),
+        ((2.0, 1.0, None), {}),  # the next rate breaks: it has been found
+        ((2.0, None, 1.0), {"standard": 4e-3}),
+        ((1.0,), {"standard": 1e-3}),  # one rate is no grid
+    ],
+)
+def test_a_best_rate_at_the_edge_is_not_found(losses, edge):
+    found = sweep_of({("standard", 1e-3 * 2**i): loss for i, loss in enumerate(losses)})
+    assert rates_at_edge(found) == edge
+    # Each arm by the rates that it was run at, not by those of another.
+    other = sweep_of({("wide", rate): rate for rate in (1e-5, 2e-5)} | {("wide", 5e-6): 1.0})
+    assert rates_at_edge(iter(found + other)) == edge
+
+
+def test_an_untuned_arm_is_named_wherever_its_rate_is_used(tmp_path):
+    losses = {("standard", rate): -rate for rate in (1, 2, 3)}
+    losses |= {("boosted_residual", rate): abs(rate - 2) for rate in (1, 2, 3)}
+    sweep_of(losses, tmp_path)
+    after = replace(TINY, rates_from="sweep", arms=(STANDARD, BOOSTED, Arm(name="x", tuned_as="standard")))
+    assert after.untuned(tmp_path) == {"standard", "x"}
+    assert replace(after, rate_of="standard").untuned(tmp_path) == {"standard", "boosted_residual", "x"}
+    assert replace(after, rate_of="boosted_residual").untuned(tmp_path) == set()
+    assert TINY.untuned(tmp_path) == set()
+    next((tmp_path / "sweep").glob("*")).unlink()
+    with pytest.raises(ValueError, match="5 of the 6 runs of sweep"):
+        after.untuned(tmp_path)
 
 
 def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -628,7 +629,7 @@ def test_run_and_compare(experiment, tmp_path, call, result):
     assert code == 0 and "4 of   4 runs" in out
 
 
-def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, result, monkeypatch):
+def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, call, result, monkeypatch):
     from dataclasses import replace
 
     sweep = replace(experiment, name="tiny-sweep", seeds=(1,), grid={"learning_rate": (1e-3, 3e-2)})
@@ -639,6 +640,21 @@ def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, res
     for record in records_of("tiny-sweep", tmp_path / "results"):
         losses.setdefault(record.settings["arm"], []).append(record.measured["valid_loss"])
     assert {row["arm"]: row["mean"] for row in rows} == {arm: min(of) for arm, of in losses.items()}
+    place = "--results", tmp_path / "results"
+    assert result("compare", "tiny-sweep", *place)["untuned"] == ["standard", "twicing"]  # of two rates, both are edges
+    code, out, err = call("compare", "tiny-sweep", *place)
+    assert code == 0 and out.endswith("so no ordering is decided: standard, twicing\n")
+
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(experiment, rates_from="tiny-sweep"))
+    result("run", "tiny", *place, "--work", tmp_path / "work")
+    assert result("compare", "tiny", *place)["untuned"] == ["standard", "twicing"]
+    shutil.rmtree(tmp_path / "results" / "tiny-sweep")
+    assert result("compare", "tiny", *place)["untuned"] == []
+
+    grid = {"norm": ("pre", "post"), "learning_rate": (1e-3,)}
+    monkeypatch.setitem(EXPERIMENTS, "tiny-grid", replace(experiment, name="tiny-grid", seeds=(1,), grid=grid))
+    result("run", "tiny-grid", *place, "--work", tmp_path / "work")
+    refused(call("compare", "tiny-grid", *place), 2, "'tiny-grid', which varies norm in each arm")
 
 
 def test_what_diverged_is_counted(experiment, tmp_path, call, result):
