@@ -272,7 +272,7 @@ def _spellings(tokenizer: dict, recipe: str) -> list[bytes]:
     vocabulary = tokenizer["model"]["vocab"]
     return [spell(token) for token in sorted(vocabulary, key=vocabulary.get)]
 
-# %% ../nbs/14_corpora.ipynb #c77fa055
+# %% ../nbs/14_corpora.ipynb #36b11343
 def bits_per_byte(nats: float, n_bytes: int) -> float:
     """Return nats / (ln 2 · n_bytes): what a model pays for a byte of text,
     whatever its tokens.

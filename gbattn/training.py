@@ -137,7 +137,7 @@ def _plain(x: object) -> object:
         return tuple(map(_plain, x))
     return x.item() if isinstance(x, np.generic) else x
 
-# %% ../nbs/15_training.ipynb #432f6684
+# %% ../nbs/15_training.ipynb #1bbbada9
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides a training run but the model and the text.
@@ -197,8 +197,8 @@ class TrainConfig:
 
     Notes
     -----
-    Source: chapter 15. The defaults of learning rate, decay, clipping and batch are
-    those of Sargolzaei (2026).
+    Source: chapter 15. The defaults of learning rate, weight_decay, clipping and
+    batch are those of Sargolzaei (2026), whose decay is "everything".
     """
 
     steps: int | None = None
