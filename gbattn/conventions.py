@@ -378,7 +378,7 @@ def figure_style() -> None:
         }
     )
 
-# %% ../nbs/00_conventions.ipynb #9415aa5c
+# %% ../nbs/00_conventions.ipynb #a87103c0
 def results_folder() -> Path:
     """Return the folder of records: ``GBATTN_RESULTS`` if set, else the nearest
     ``results`` at or above here.
@@ -489,6 +489,16 @@ class Record:
         return draft.replace(path)
 
 
+def _read_records(path: Path) -> list[Record]:
+    """What a file of one record, or of a list of them, holds."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        entries = found if isinstance(found, list) else [found]
+        return [Record(**entry) for entry in entries]
+    except (ValueError, TypeError):  # no text, no JSON, or other JSON
+        require(False, str(path), "no record", "one: mend the file or delete it")
+
+
 def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
     """Load the records of an experiment, ordered by file name.
 
@@ -507,7 +517,7 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
     Raises
     ------
     ValueError
-        When nothing of that name was recorded.
+        When nothing of that name was recorded, or a file holds no record.
 
     Notes
     -----
@@ -528,12 +538,8 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
         "one of "
         + (", ".join(known) or f"the records in {folder}, but it holds none"),
     )
-    entries = (
-        json.loads(single.read_text(encoding="utf-8"))
-        if single.is_file()
-        else [json.loads(path.read_text(encoding="utf-8")) for path in many]
-    )
-    return [Record(**entry) for entry in entries]
+    paths = [single] if single.is_file() else many
+    return [record for path in paths for record in _read_records(path)]
 
 
 def quote(record: Record, field: str, format: str = "") -> str:
@@ -576,10 +582,15 @@ def quote(record: Record, field: str, format: str = "") -> str:
     glue(f"{record.experiment}.{field}", text, display=False)
     return text
 
-# %% ../nbs/00_conventions.ipynb #bcc31a39
+# %% ../nbs/00_conventions.ipynb #f2ebd6ee
 def put_to_test(
-    *, prediction: str, statistic: str, threshold: str, observed: str, holds: bool
-) -> bool:
+    *,
+    prediction: str,
+    statistic: str,
+    threshold: str,
+    observed: str,
+    holds: bool | None,
+) -> bool | None:
     """Print an empirical claim with what was predicted and what was seen, long
     lines wrapped; return whether it holds.
 
@@ -593,19 +604,21 @@ def put_to_test(
         Where it has to lie, fixed before looking.
     observed : str
         What was seen.
-    holds : bool
-        Whether it lies there.
+    holds : bool or None
+        Whether it lies there; None where what was seen does not decide it.
 
     Notes
     -----
     Source: chapter 0 of the book.
     """
+    holds = None if holds is None else bool(holds)  # not one of NumPy
+    verdicts = {True: "holds", False: "DOES NOT HOLD", None: "undecided"}
     said = {
         "prediction": prediction,
         "statistic": statistic,
         "threshold": threshold,
         "observed": observed,
-        "verdict": "holds" if holds else "DOES NOT HOLD",
+        "verdict": verdicts[holds],
     }
     for name, text in said.items():
         lines = [
@@ -613,4 +626,4 @@ def put_to_test(
         ]
         print(f"{name:12}" + f"\n{'':12}".join(lines))
     print()
-    return bool(holds)
+    return holds

@@ -200,7 +200,15 @@ def test_a_record_that_is_no_json_is_refused_and_leaves_nothing(tmp_path):
     assert load_records("trial", tmp_path)[0].measured["error"] == 0.5
 
 
-@pytest.mark.parametrize(("holds", "verdict"), [(True, "holds"), (False, "DOES NOT HOLD")])
+@pytest.mark.parametrize("text", ["", "[1]", '{"experiment": "x"}', "\udcff"])
+def test_a_file_that_holds_no_record_is_named(text, tmp_path):
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial" / "bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"bad\.json: got no record; want one: mend the file or delete it"):
+        load_records("trial", tmp_path)
+
+
+@pytest.mark.parametrize(("holds", "verdict"), [(True, "holds"), (False, "DOES NOT HOLD"), (None, "undecided")])
 def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
     said = dict(prediction="p " * 60, statistic="s", threshold="t", observed="o\n1")
     assert conventions.put_to_test(**said, holds=holds) is holds
