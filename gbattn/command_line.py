@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import MISSING, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -780,7 +780,7 @@ def _say_tokenized(result: dict) -> str:
     last = f"{result['vocab_size']:,} token types, {loss}, in {result['folder']}"
     return "\n".join([*lines, last])
 
-# %% ../nbs/Z_command_line.ipynb #1534e5a8
+# %% ../nbs/Z_command_line.ipynb #aad7a63b
 #| code-fold: true
 def _folder_of_records(results: Path | None) -> Path:
     """Where records are: as asked, else where the book has them, else here."""
@@ -799,9 +799,7 @@ def _standing(experiment: "Experiment", records: list, rate: float) -> dict:
     from gbattn.language_model import model_cost
     from gbattn.training import TrainConfig
 
-    parts = [experiment.arms, experiment.seeds, *experiment.grid.values()]
-    planned = math.prod(map(len, parts))
-    left = max(0, planned - len(records))
+    left = experiment.planned - len(records)
     known = [record.measured.get("seconds") for record in records]
     known = [seconds for seconds in known if seconds is not None]
     if known:
@@ -815,7 +813,7 @@ def _standing(experiment: "Experiment", records: list, rate: float) -> dict:
     return {
         "name": experiment.name,
         "question": experiment.question,
-        "runs": planned,
+        "runs": experiment.planned,
         "done": len(records),
         "hours_left": round(left * seconds / 3600, 3),
         "left": "about" if known else "at least",
@@ -931,30 +929,30 @@ def compare_arms(
         records_of,
     )
 
-    folder = _folder_of_records(results)
-    records = [r for r in records_of(name, folder) if "arm" in r.settings]
-    want = f"one of {', '.join(EXPERIMENTS)}"
-    if name in EXPERIMENTS:
-        want = f"an experiment that was run: gbattn run {name} runs it"
-    _require(bool(records), "name", f"{name!r}, of which {folder} has no run", want)
-    experiment = EXPERIMENTS.get(name)
-    others = sorted(set(experiment.grid if experiment else ()) - {"learning_rate"})
+    folder, known = _folder_of_records(results), ", ".join(EXPERIMENTS)
+    _require(name in EXPERIMENTS, "name", repr(name), f"one of {known}")
+    experiment, rate = EXPERIMENTS[name], "learning_rate"
+    others = " and ".join(sorted(set(experiment.grid) - {rate}))
     _require(
         not others,
         "name",
-        f"{name!r}, which varies {' and '.join(others)} in each arm",
+        f"{name!r}, which varies {others} in each arm",
         "one in which an arm varies by its seed and its learning rate alone",
     )
-    key = lambda record: (record.settings["arm"], record.settings["seed"])
-    untuned: set[str] = set()
-    if len(set(map(key, records))) < len(records):
-        untuned = set(rates_at_edge(records))
-        best, rate = best_rates(records), "learning_rate"
-        records = [r for r in records if r.settings[rate] == best[key(r)[0]]]
-    elif experiment:
-        # Records may have been carried here without those of their sweep.
-        with suppress(ValueError):
-            untuned = experiment.untuned(folder)
+    untuned = experiment.untuned(folder)  # or says which sweep is not finished
+    records = records_of(experiment, folder)
+    _require(
+        bool(records),
+        "name",
+        f"{name!r}, of which {folder} has no run",
+        f"an experiment that was run: gbattn run {name} runs it",
+    )
+    done = len(records)
+    if rate in experiment.grid:
+        untuned, best = set(rates_at_edge(records)), best_rates(records)
+        records = [
+            r for r in records if r.settings[rate] == best[r.settings["arm"]]
+        ]
     options = dict(metric=metric, reference=reference, confidence=confidence)
     rows = [row._asdict() for row in compare(records, **options)]
     return {
@@ -962,6 +960,8 @@ def compare_arms(
         "metric": metric,
         "reference": reference,
         "rows": rows,
+        "done": done,
+        "planned": experiment.planned,
         "untuned": sorted(untuned),
     }
 
@@ -990,6 +990,9 @@ def _say_compared(result: dict) -> str:
             + "".join(f"{c:>{w}}" for c, w in zip(cells, sizes))
         )
     lines.append(f"differences: to {result['reference']}, paired by seed")
+    if result["done"] < result["planned"]:
+        here = f"{result['done']} of {result['planned']} runs are in"
+        lines.append(f"{here}, so no ordering is decided")
     gone = [
         f"{row['label']} {n}" for row in result["rows"] if (n := row["diverged"])
     ]

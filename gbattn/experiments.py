@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MEASURES', 'STANDARD', 'TWICING', 'BOOSTED', 'BOOSTED_INPUT', 'WIDER', 'WIDER_FLOPS', 'MAIN_ARMS', 'FURTHER_ARMS',
            'EXPERIMENTS', 'paired_interval', 'Welch', 'welch', 'matched', 'step_seconds', 'equal_time', 'CorpusSpec',
-           'Arm', 'Run', 'Experiment', 'records_of', 'best_rates', 'rates_at_edge', 'run', 'Row', 'compare']
+           'Arm', 'Run', 'Experiment', 'best_rates', 'rates_at_edge', 'records_of', 'run', 'Row', 'compare']
 
-# %% ../nbs/16_perplexity.ipynb #525af05e
+# %% ../nbs/16_perplexity.ipynb #0603bf67
 import bisect
 import hashlib
 import itertools
@@ -18,6 +18,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -29,8 +30,9 @@ from typing import NamedTuple
 
 from gbattn.conventions import (
     Record,
+    _read_records,
     is_count,
-    load_records,
+    is_number,
     require,
     results_folder,
 )
@@ -521,7 +523,7 @@ class Run:
             "train": self.train.to_dict(),
         }
 
-# %% ../nbs/16_perplexity.ipynb #dd5d0a9f
+# %% ../nbs/16_perplexity.ipynb #3b87ceff
 #| code-fold: true
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -544,8 +546,8 @@ class Experiment:
     grid : dict
         A field of either configuration to the values it takes; all combinations
         run.
-    rates_from : str
-        The sweep from whose records each arm takes its learning rate, or "".
+    rates_from : Experiment, optional
+        The sweep from whose records each arm takes its learning rate.
     rate_of : str
         The arm whose rate all take; by default each has its own.
 
@@ -567,7 +569,7 @@ class Experiment:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     grid: dict = field(default_factory=dict)
-    rates_from: str = ""
+    rates_from: "Experiment | None" = None
     rate_of: str = ""
 
     def __post_init__(self):
@@ -603,6 +605,11 @@ class Experiment:
             f"one of {', '.join(names)}",
         )
 
+    @property
+    def planned(self) -> int:
+        """How many runs it has."""
+        return math.prod(map(len, (self.seeds, self.arms, *self.grid.values())))
+
     def runs(self) -> list[Run]:
         """All runs, seed by seed, so that whole pairs come in first."""
         chosen = [
@@ -610,7 +617,6 @@ class Experiment:
             for values in itertools.product(*self.grid.values())
         ]
         models = {arm.name: self.model_of(arm) for arm in self.arms}
-        planned = len(self.seeds) * len(chosen) * len(self.arms)
 
         def one(seed: int, varied: dict, arm: Arm) -> Run:
             of = {
@@ -622,12 +628,34 @@ class Experiment:
                 seed=seed, **self.train | arm.train | of[TrainConfig]
             )
             return Run(
-                self.name, arm, seed, self.corpus, model, settings, varied, planned
+                self.name,
+                arm,
+                seed,
+                self.corpus,
+                model,
+                settings,
+                varied,
+                self.planned,
             )
 
         return list(
             itertools.starmap(one, itertools.product(self.seeds, chosen, self.arms))
         )
+
+    def shard(self, k: int, n: int) -> list[Run]:
+        """The k-th of n parts of the runs, for the k-th of n machines, k from 1 to
+        n. Runs that differ in their arm alone stay together: a machine times all
+        arms, or none.
+
+        Raises
+        ------
+        ValueError
+            For a k or an n that is none.
+        """
+        good = is_count(k) and is_count(n) and k <= n
+        require(good, "shard", repr((k, n)), "(k, n) with k from 1 to n")
+        arms = len(self.arms)
+        return [run for i, run in enumerate(self.runs()) if i // arms % n == k - 1]
 
     def model_of(self, arm: Arm) -> ModelConfig:
         """The model of an arm, at the size that makes it equal to what it is to
@@ -660,7 +688,7 @@ class Experiment:
         ValueError
             When the sweep is not finished.
         """
-        if not self.rates_from:
+        if self.rates_from is None:
             return self
         sweep = self._sweep(folder)
         rates = best_rates(sweep)
@@ -671,7 +699,7 @@ class Experiment:
                 of in rates,
                 "tuned_as",
                 of,
-                f"an arm of {self.rates_from}: {', '.join(rates)}",
+                f"an arm of {self.rates_from.name}: {', '.join(rates)}",
             )
             arm = replace(arm, train=arm.train | {"learning_rate": rates[of]})
             if arm.equal_to and arm.equal_in == "time":
@@ -679,7 +707,7 @@ class Experiment:
                 size = equal_time(config, sweep, arm.equal_to.name)
                 arm = replace(arm, model=arm.model | size, equal_to=None)
             arms.append(arm)
-        return replace(self, arms=tuple(arms), rates_from="", rate_of="")
+        return replace(self, arms=tuple(arms), rates_from=None, rate_of="")
 
     def untuned(self, folder: Path | None = None) -> set[str]:
         """Return the names of the arms whose learning rate, as `tuned` takes it,
@@ -691,7 +719,7 @@ class Experiment:
         ValueError
             When the sweep is not finished.
         """
-        if not self.rates_from:
+        if self.rates_from is None:
             return set()
         edge = rates_at_edge(self._sweep(folder))
         return {
@@ -699,44 +727,29 @@ class Experiment:
         }
 
     def _sweep(self, folder: Path | None) -> list[Record]:
-        sweep = records_of(self.rates_from, folder)
-        total = max((r.settings["planned"] for r in sweep), default=1)
-        got = f"{len(sweep)} of the {total} runs of {self.rates_from}"
+        sweep, planned = (
+            records_of(self.rates_from, folder),
+            self.rates_from.planned,
+        )
+        name = self.rates_from.name
         require(
-            len(sweep) >= total,
+            len(sweep) == planned,
             "rates_from",
-            got,
-            f"all of them: run {self.rates_from} first",
+            f"{len(sweep)} of the {planned} runs of {name}",
+            f"all of them: run {name} first",
         )
         return sweep
 
-# %% ../nbs/16_perplexity.ipynb #e605467a
+# %% ../nbs/16_perplexity.ipynb #463dbcee
 #| code-fold: true
-def records_of(experiment: str, folder: Path | None = None) -> list[Record]:
-    """Return the records of an experiment that are in so far, perhaps none.
-
-    Parameters
-    ----------
-    experiment : str
-        Its name.
-    folder : Path, optional
-        The folder of records; `gbattn.conventions.results_folder` by default.
-
-    Notes
-    -----
-    Source: chapter 16.
-    """
-    folder = Path(folder or results_folder())
-    found = any((folder / experiment).glob("*.json"))
-    return load_records(experiment, folder) if found else []
-
-
 def _loss(record: Record, metric: str) -> float:
     """A number of a record; a run that diverged is infinitely bad."""
     if record.measured["diverged"]:
         return math.inf
-    known = metric in record.measured
-    require(known, "metric", repr(metric), "one of " + ", ".join(record.measured))
+    numbers = [name for name, value in record.measured.items() if is_number(value)]
+    require(
+        metric in numbers, "metric", repr(metric), "one of " + ", ".join(numbers)
+    )
     return record.measured[metric]
 
 
@@ -931,11 +944,11 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
     model.save_pretrained(work / "model")
     return record()
 
-# %% ../nbs/16_perplexity.ipynb #3a970860
+# %% ../nbs/16_perplexity.ipynb #ca9c454c
 #| code-fold: true
 def _read(path: Path, one: Run) -> Record:
     """The record of a run, if its settings are still those of the run."""
-    record = Record(**json.loads(path.read_text("utf-8")))
+    (record,) = _read_records(path)
     known = json.loads(json.dumps(one.settings))
     if known["text"]["fingerprint"] is None:
         known["text"]["fingerprint"] = record.settings["text"]["fingerprint"]
@@ -967,6 +980,53 @@ def _from_elsewhere(one: Run, folder: Path) -> Record | None:
     return None
 
 
+def _named(experiment: "Experiment | str") -> "Experiment":
+    """An experiment, itself or by its name in `EXPERIMENTS`."""
+    if isinstance(experiment, Experiment):
+        return experiment
+    known = ", ".join(EXPERIMENTS)
+    good = isinstance(experiment, str) and experiment in EXPERIMENTS
+    require(good, "experiment", repr(experiment), f"one of {known}")
+    return EXPERIMENTS[experiment]
+
+
+def records_of(
+    experiment: "Experiment | str", folder: str | Path | None = None
+) -> list[Record]:
+    """Return the records of the runs of an experiment that are in so far, in the
+    order of its runs.
+
+    A record of a run that the experiment no longer has, as when its sweep has found
+    a better rate since, is not among them. As long as its sweep is not finished its
+    runs are not known, and none is in.
+
+    Parameters
+    ----------
+    experiment : Experiment or str
+        Itself, or a name in `EXPERIMENTS`.
+    folder : str or Path, optional
+        The folder of records; `gbattn.conventions.results_folder` by default.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or a record that is damaged or has other settings than
+        its run.
+
+    Notes
+    -----
+    Source: chapter 16.
+    """
+    experiment = _named(experiment)
+    folder, sweep = Path(folder or results_folder()), experiment.rates_from
+    if not (folder / experiment.name).is_dir():
+        return []
+    if sweep and len(records_of(sweep, folder)) < sweep.planned:
+        return []
+    runs = experiment.tuned(folder).runs()
+    return [record for one in runs if (record := _finished(one, folder))]
+
+
 def _work(
     runs: Sequence[Run],
     folder: Path,
@@ -974,12 +1034,15 @@ def _work(
     corpora: str | None,
     progress: bool,
 ) -> None:
-    """Take the first run that is neither finished nor another's, until there is none."""
+    """Take the first run that is neither finished nor another's, until there is
+    none. A run that fails holds up no other; the first error is raised at the end."""
     from filelock import FileLock, Timeout
+
+    failed: dict[str, Exception] = {}
 
     def take() -> bool:
         for number, one in enumerate(runs, 1):
-            if _finished(one, folder):
+            if one.id in failed or _finished(one, folder):
                 continue
             place = work / one.id
             place.mkdir(parents=True, exist_ok=True)
@@ -998,6 +1061,9 @@ def _work(
                     shutil.rmtree(place / "checkpoints", ignore_errors=True)
             except Timeout:
                 continue
+            except Exception as error:
+                failed[one.id] = error
+                return True
             m = record.measured
             end = (
                 f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min"
@@ -1014,6 +1080,15 @@ def _work(
 
     while take():
         pass
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def _end_with_parent() -> None:
+    """Wait until the process at the other end of standard input is gone, however it
+    ended, and end this one."""
+    os.read(sys.stdin.fileno(), 1)  # nothing more is written, so this is its end
+    os._exit(1)
 
 
 def _worker() -> None:
@@ -1021,12 +1096,14 @@ def _worker() -> None:
     import torch
 
     torch.set_num_threads(1)
+    share = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _work(*pickle.load(sys.stdin.buffer))
+        _work(*share)
     except KeyboardInterrupt:  # Ctrl-C reaches all; the process that waits says so
         sys.exit(130)
 
-# %% ../nbs/16_perplexity.ipynb #f7ebb485
+# %% ../nbs/16_perplexity.ipynb #eea227ce
 #| code-fold: true
 def run(
     experiment: "Experiment | str",
@@ -1042,7 +1119,7 @@ def run(
 
     Safe to interrupt at any moment and to start again, here or in several processes
     at once: each finished run is one record, an unfinished one goes on from its
-    last checkpoint, and no run is done twice.
+    last checkpoint, and processes that share ``work`` do no run twice.
 
     Parameters
     ----------
@@ -1052,7 +1129,8 @@ def run(
         Processes, each with one thread of torch; 1 is this process, with the
         threads it has.
     shard : tuple of int
-        (k, n): only the k-th of n parts, for n machines, k from 1 to n.
+        (k, n): only the k-th of n parts, for n machines, as `Experiment.shard` has
+        it.
     folder : str or Path, optional
         The folder of records; `gbattn.conventions.results_folder` by default.
     work : str or Path, optional
@@ -1073,26 +1151,17 @@ def run(
     ValueError
         Naming the argument, what it got and what it wants; also when a learning
         rate is to come from a sweep that is not finished.
-    RuntimeError
-        When a worker ended with an error and runs are left, after the others are
-        done.
+    Exception
+        The first error of a run, after all others are done; of several workers a
+        RuntimeError, if runs are left.
 
     Notes
     -----
     Source: chapter 16.
     """
-    if isinstance(experiment, str):
-        known = experiment in EXPERIMENTS
-        require(
-            known,
-            "experiment",
-            repr(experiment),
-            "one of " + ", ".join(EXPERIMENTS),
-        )
-        experiment = EXPERIMENTS[experiment]
+    experiment = _named(experiment)
     require(is_count(workers), "workers", repr(workers), "a positive integer")
-    good = len(shard) == 2 and all(map(is_count, shard)) and shard[0] <= shard[1]
-    require(good, "shard", repr(shard), "(k, n) with k from 1 to n")
+    require(len(shard) == 2, "shard", repr(shard), "(k, n) with k from 1 to n")
     folder = Path(folder or results_folder())
     work = Path(
         work
@@ -1100,9 +1169,7 @@ def run(
         or Path.home() / ".cache" / "gbattn" / "runs"
     )
     corpora = None if corpora is None else str(corpora)
-    experiment = experiment.tuned(folder)
-    every = experiment.runs()
-    runs = every[shard[0] - 1 :: shard[1]]
+    runs = experiment.tuned(folder).shard(*shard)
     left = [one for one in runs if _finished(one, folder) is None]
     if left:
         experiment.corpus.load(
@@ -1132,10 +1199,11 @@ def run(
                 )
                 processes.append(process)
                 process.stdin.write(share)
-                process.stdin.close()
+                process.stdin.flush()  # left open: see _end_with_parent
             codes = [process.wait() for process in processes]
         finally:
             for process in processes:
+                process.stdin.close()
                 if process.poll() is None:
                     process.terminate()
         if any(codes) and not all(_finished(one, folder) for one in runs):
@@ -1143,7 +1211,7 @@ def run(
             raise RuntimeError(
                 f"{failed}; what is finished is kept, and run goes on from there"
             )
-    return [record for one in every if (record := _finished(one, folder))]
+    return records_of(experiment, folder)
 
 # %% ../nbs/16_perplexity.ipynb #1d28d9af
 #| code-fold: true
@@ -1389,7 +1457,7 @@ FURTHER_ARMS = (
     _boosted("boosted_none", "boosted, no gate", kv_from="residual", gate="none"),
 )
 
-# %% ../nbs/16_perplexity.ipynb #32d4aca4
+# %% ../nbs/16_perplexity.ipynb #ccb80a20
 #| code-fold: true
 _WIKIPEDIA = CorpusSpec(
     name="wikipedia-en-2019",
@@ -1405,7 +1473,15 @@ _EPOCHS = _PUBLISHED | dict(epochs=15, log_every=20)
 _MINI = dict(
     corpus=_WIKIPEDIA, model=_SMALL, train=_EPOCHS | dict(warmup_steps=135)
 )
-_TUNED = dict(rates_from="mini-sweep")
+_MINI_SWEEP = Experiment(
+    name="mini-sweep",
+    question="which learning rate each arm wants",
+    arms=MAIN_ARMS,
+    seeds=(0,),
+    grid={"learning_rate": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)},
+    **_MINI,
+)
+_TUNED = dict(rates_from=_MINI_SWEEP)
 _ONE_PASS = dict(
     corpus=replace(
         _WIKIPEDIA, max_train_tokens=5_000_000, fingerprint="072e49b3b849"
@@ -1414,6 +1490,13 @@ _ONE_PASS = dict(
     train=_PUBLISHED
     | dict(epochs=1, warmup_steps=100, evaluate_every=122, log_every=20),
     arms=(STANDARD, TWICING, WIDER, BOOSTED, WIDER_FLOPS),
+)
+_ONE_PASS_SWEEP = Experiment(
+    name="one-pass-sweep",
+    question="which learning rate each arm wants when no token is seen twice",
+    seeds=(0,),
+    grid={"learning_rate": (2e-3, 4e-3, 8e-3)},
+    **_ONE_PASS,
 )
 _PAPER = dict(
     model=dict(max_length=256, d_model=256, n_layers=4, n_heads=4, dropout=0.1),
@@ -1458,22 +1541,21 @@ def _rung(
         arms=(STANDARD, WIDER, BOOSTED),
     )
     name = f"ladder-{d_model}"
-    return (
-        Experiment(
-            name=f"{name}-sweep",
-            question=f"which learning rate each arm wants at width {d_model}",
-            seeds=(0,),
-            grid={"learning_rate": rates},
-            **shared,
-        ),
-        Experiment(
-            name=name,
-            question=f"mini at width {d_model}, with as many tokens a parameter",
-            seeds=seeds,
-            rates_from=f"{name}-sweep",
-            **shared,
-        ),
+    sweep = Experiment(
+        name=f"{name}-sweep",
+        question=f"which learning rate each arm wants at width {d_model}",
+        seeds=(0,),
+        grid={"learning_rate": rates},
+        **shared,
     )
+    rung = Experiment(
+        name=name,
+        question=f"mini at width {d_model}, with as many tokens a parameter",
+        seeds=seeds,
+        rates_from=sweep,
+        **shared,
+    )
+    return sweep, rung
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -1500,14 +1582,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             arms=(STANDARD, WIDER, BOOSTED),
             seeds=(1, 2),
         ),
-        Experiment(
-            name="mini-sweep",
-            question="which learning rate each arm wants",
-            arms=MAIN_ARMS,
-            seeds=(0,),
-            grid={"learning_rate": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)},
-            **_MINI,
-        ),
+        _MINI_SWEEP,
         Experiment(
             name="mini",
             question="the main table, each arm at its best rate",
@@ -1549,18 +1624,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_MINI | dict(corpus=_GUTENBERG),
             **_TUNED,
         ),
-        Experiment(
-            name="one-pass-sweep",
-            question="which learning rate each arm wants when no token is seen twice",
-            seeds=(0,),
-            grid={"learning_rate": (2e-3, 4e-3, 8e-3)},
-            **_ONE_PASS,
-        ),
+        _ONE_PASS_SWEEP,
         Experiment(
             name="one-pass",
             question="every token seen once",
             seeds=(1, 2, 3),
-            rates_from="one-pass-sweep",
+            rates_from=_ONE_PASS_SWEEP,
             **_ONE_PASS,
         ),
         *_rung(48, 295_000, "b26f2a33ff6d", 86, (2e-3, 4e-3, 8e-3), (1, 2, 3)),

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from dataclasses import replace
@@ -309,11 +308,6 @@ def go(corpora, place, experiment=TINY, **options):
     return run(experiment, folder=place / "results", work=place / "work", corpora=corpora, progress=False, **options)
 
 
-def in_files(record):
-    """The order of the file names."""
-    return record.settings["arm"], record.settings["seed"]
-
-
 def untimed(records):
     return [{k: v for k, v in r.measured.items() if "seconds" not in k} for r in records]
 
@@ -351,7 +345,14 @@ def test_what_is_finished_is_not_run_again(finished, corpora, monkeypatch):
     place, records = finished
     monkeypatch.setattr(experiments, "_perform", None)
     assert go(corpora, place) == records
-    assert records_of("tiny", place / "results") == sorted(records, key=in_files)
+    assert records_of(TINY, place / "results") == records
+
+
+def test_a_record_of_a_run_that_is_no_more_does_not_count(finished):
+    """As when a sweep has found a better rate since."""
+    place, records = finished
+    faster = replace(STANDARD, train={"learning_rate": 2e-3})
+    assert records_of(replace(TINY, arms=(faster, BOOSTED)), place / "results") == records[1::2]
 
 
 def test_another_experiment_takes_over_the_same_run(finished, corpora, monkeypatch):
@@ -375,13 +376,19 @@ def test_a_changed_default_is_found_out(finished, corpora):
     path.write_text(kept)
 
 
-def test_shards_do_each_run_once(corpora, tmp_path, monkeypatch):
+def test_shards_do_each_run_once_and_leave_pairs_together(corpora, tmp_path, monkeypatch):
     performed = []
-    monkeypatch.setattr(experiments, "_perform", lambda one, *_: performed.append(one.id) or made(one))
-    assert len(go(corpora, tmp_path, shard=(1, 3))) == 2
-    assert len(go(corpora, tmp_path, shard=(2, 3))) == 3
-    assert len(go(corpora, tmp_path, shard=(3, 3))) == 4
-    assert sorted(performed) == sorted(one.id for one in TINY.runs())
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: performed.append(one) or made(one))
+    blocks = [(seed, rate) for seed in (1, 2) for rate in (1e-3, 2e-3)]
+    many = replace(TINY, grid={"learning_rate": (1e-3, 2e-3)})
+    for k, mine in ((1, blocks[::3]), (2, blocks[1::3]), (3, blocks[2::3])):
+        performed.clear()
+        go(corpora, tmp_path, many, shard=(k, 3))
+        arms = {(one.seed, one.train.learning_rate): set() for one in performed}
+        for one in performed:
+            arms[one.seed, one.train.learning_rate].add(one.arm.name)
+        assert arms == dict.fromkeys(mine, {"standard", "boosted_residual"}) and len(performed) == 2 * len(mine)
+    assert len(records_of(many, tmp_path / "results")) == many.planned == 8
 
 
 def made(one):
@@ -418,49 +425,83 @@ def test_a_run_that_another_holds_is_left_to_it(corpora, tmp_path, monkeypatch):
     assert len(go(corpora, tmp_path)) == 4
 
 
+CODE = """
+import pickle, sys
+from gbattn.experiments import run
+experiment, options = pickle.load(sys.stdin.buffer)
+print(len(run(experiment, progress=False, **options)))
+"""
+
+
+def start(experiment, corpora, place, workers):
+    """A process that runs an experiment."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", CODE], env=environment, **pipes)
+    options = dict(folder=place / "results", work=place / "work", corpora=corpora, workers=workers)
+    process.stdin.write(pickle.dumps((experiment, options)))
+    process.stdin.flush()
+    return process
+
+
+def kill_in_mid_run(process, place, runs, how=signal.SIGKILL):
+    """End a process when this many runs have a checkpoint."""
+    under_way = lambda: {path.parent for path in (place / "work").glob("*/checkpoints/step-*")}
+    while len(under_way()) < runs and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(how)
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
+
+
+LONG = replace(TINY, train=TINY.train | dict(steps=40, checkpoint_every=2))
+
+
 def test_killed_and_started_again_the_curve_is_the_same(finished, corpora, tmp_path):
     """SIGKILL in mid-run, then two workers: the records of runs that were never stopped, but for their times."""
-    experiment = replace(TINY, train=TINY.train | dict(steps=40, checkpoint_every=2))
-    code = """
-    import pickle, sys
-    from gbattn.experiments import run
-    experiment, options = pickle.load(sys.stdin.buffer)
-    print(len(run(experiment, progress=False, **options)))
-    """
-    options = dict(folder=tmp_path / "results", work=tmp_path / "work", corpora=corpora)
-
-    def start(workers):
-        """A process that runs the experiment, and what it is to read."""
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment, **pipes)
-        return process, pickle.dumps((experiment, options | {"workers": workers}))
-
-    process, given_ = start(1)
-    process.stdin.write(given_)
-    process.stdin.close()
-    while not list((tmp_path / "work").glob("*/checkpoints/step-*")) and process.poll() is None:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdout, process.stderr):
-        stream.close()
-    assert len(records_of("tiny", tmp_path / "results")) < 4
-    process, given_ = start(2)
-    out, err = process.communicate(given_)
+    kill_in_mid_run(start(LONG, corpora, tmp_path, 1), tmp_path, 1)
+    assert len(records_of(LONG, tmp_path / "results")) < 4
+    process = start(LONG, corpora, tmp_path, 2)
+    out, err = process.communicate()
     assert process.returncode == 0 and int(out) == 4, err.decode()
     lines = [line.split(" ")[2] for line in err.decode().splitlines() if line.startswith("tiny ")]
     assert len(lines) == len(set(lines)) >= 1
     (tmp_path / "whole").mkdir()
     # By workers too, who have one thread each: other numbers of threads add in another order.
-    whole = sorted(go(corpora, tmp_path / "whole", experiment, workers=2), key=in_files)
-    assert untimed(whole) == untimed(records_of("tiny", tmp_path / "results"))
+    whole = go(corpora, tmp_path / "whole", LONG, workers=2)
+    assert untimed(whole) == untimed(records_of(LONG, tmp_path / "results"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_process_that_started_it(corpora, tmp_path, how):
+    """Else the next start would double the load, and spoil what is timed."""
+    longer = replace(TINY, train=TINY.train | dict(steps=20_000, checkpoint_every=2))
+    kill_in_mid_run(start(longer, corpora, tmp_path, 2), tmp_path, 2, how)
+    for place in (tmp_path / "work").iterdir():
+        FileLock(place / "lock").acquire(timeout=30).lock.release(force=True)
 
 
 def test_a_worker_that_fails_is_reported(corpora, tmp_path):
     broken = replace(TINY, train=TINY.train | dict(warmup_steps=8))
     with pytest.raises(RuntimeError, match="2 of 2 workers ended with an error; what is finished is kept"):
         go(corpora, tmp_path, broken, workers=2)
+
+
+def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch):
+    performed = []
+
+    def perform(one, *_):
+        performed.append(one.id)
+        if one.seed == 1:
+            raise OSError(f"no {one.arm.name}")
+        return made(one)
+
+    monkeypatch.setattr(experiments, "_perform", perform)
+    with pytest.raises(OSError, match="no standard"):
+        go(corpora, tmp_path)
+    assert sorted(performed) == sorted(one.id for one in TINY.runs())
+    assert [r.settings["seed"] for r in records_of(TINY, tmp_path / "results")] == [2, 2]
 
 
 def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
@@ -485,20 +526,23 @@ def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
 # The sweep and what takes its rates
 
 
+def swept(losses, folder, arms=TINY.arms, **more):
+    """A sweep, and in a folder its records with these losses by arm and rate; None is a run that diverged."""
+    rates = tuple(dict.fromkeys(rate for _, rate in losses))
+    sweep = replace(TINY, name="sweep", arms=arms, seeds=(0, 3), grid={"learning_rate": rates})
+    for one in sweep.runs():
+        loss = losses[one.arm.name, one.train.learning_rate]
+        found = dict(valid_loss=loss, diverged=loss is None) | more.get(one.arm.name, {})
+        Record("sweep", one.settings, found).save(one.name, folder)
+    return sweep
+
+
 def test_rates_come_from_the_sweep(tmp_path):
-    losses = {
-        ("standard", 1e-3): 2.0,
-        ("standard", 2e-3): 1.0,
-        ("boosted_residual", 1e-3): 1.0,
-        ("boosted_residual", 2e-3): None,
-    }
-    for (arm, rate), loss in losses.items():
-        for seed in (0, 1):
-            r = record(arm, seed, loss, rate=rate, planned=8)
-            Record("sweep", r.settings, r.measured).save(f"{arm}-{rate}-{seed}", tmp_path)
-    after = replace(
-        TINY, rates_from="sweep", arms=(STANDARD, BOOSTED, replace(BOOSTED, name="x", tuned_as="boosted_residual"))
-    )
+    losses = {("standard", 1e-3): 2.0, ("standard", 2e-3): 1.0}
+    losses |= {("boosted_residual", 1e-3): 1.0, ("boosted_residual", 2e-3): None}
+    sweep = swept(losses, tmp_path)
+    borrower = replace(BOOSTED, name="x", tuned_as="boosted_residual")
+    after = replace(TINY, name="after", rates_from=sweep, arms=(STANDARD, BOOSTED, borrower))
     rates = [one.train.learning_rate for one in after.tuned(tmp_path).runs()[:3]]
     assert rates == [2e-3, 1e-3, 1e-3]
     rates = [one.train.learning_rate for one in replace(after, rate_of="standard").tuned(tmp_path).runs()[:3]]
@@ -506,17 +550,29 @@ def test_rates_come_from_the_sweep(tmp_path):
     unknown = replace(after, arms=(Arm(name="y"),))
     with pytest.raises(ValueError, match="tuned_as: got y; want an arm of sweep"):
         unknown.tuned(tmp_path)
+
+
+def test_without_the_whole_sweep_no_run_is_known(tmp_path):
+    """Its grid was extended, or a record is missing: the best rate may be another."""
+    losses = {(arm.name, rate): abs(rate - 2) for arm in TINY.arms for rate in (1, 2, 3)}
+    after = replace(TINY, name="after", rates_from=swept(losses, tmp_path))
+    for one in after.tuned(tmp_path).runs():
+        Record("after", one.settings, made(one).measured).save(one.name, tmp_path)
+    assert len(records_of(after, tmp_path)) == 4
+    wider = replace(after, rates_from=replace(after.rates_from, grid={"learning_rate": (1, 2, 3, 4)}))
+    for use in (wider.tuned, wider.untuned):
+        with pytest.raises(ValueError, match="12 of the 16 runs of sweep; want all of them: run sweep first"):
+            use(tmp_path)
+    assert records_of(wider, tmp_path) == []
     next((tmp_path / "sweep").glob("*")).unlink()
-    with pytest.raises(ValueError, match="7 of the 8 runs of sweep; want all of them: run sweep first"):
-        after.tuned(tmp_path)
+    with pytest.raises(ValueError, match="11 of the 12 runs of sweep"):
+        after.untuned(tmp_path)
+    assert records_of(after, tmp_path) == []
 
 
-def sweep_of(losses, folder=None):
+def sweep_of(losses):
     """The records of a sweep with one seed, from losses by arm and rate; None is a run that diverged."""
-    records = [record(arm, 0, loss, rate=rate, planned=len(losses)) for (arm, rate), loss in losses.items()]
-    for i, r in enumerate(records if folder else ()):
-        Record("sweep", r.settings, r.measured).save(str(i), folder)
-    return records
+    return [record(arm, 0, loss, rate=rate) for (arm, rate), loss in losses.items()]
 
 
 @pytest.mark.parametrize(
@@ -541,46 +597,32 @@ def test_a_best_rate_at_the_edge_is_not_found(losses, edge):
 def test_an_untuned_arm_is_named_wherever_its_rate_is_used(tmp_path):
     losses = {("standard", rate): -rate for rate in (1, 2, 3)}
     losses |= {("boosted_residual", rate): abs(rate - 2) for rate in (1, 2, 3)}
-    sweep_of(losses, tmp_path)
-    after = replace(TINY, rates_from="sweep", arms=(STANDARD, BOOSTED, Arm(name="x", tuned_as="standard")))
+    arms = STANDARD, BOOSTED, Arm(name="x", tuned_as="standard")
+    after = replace(TINY, rates_from=swept(losses, tmp_path), arms=arms)
     assert after.untuned(tmp_path) == {"standard", "x"}
     assert replace(after, rate_of="standard").untuned(tmp_path) == {"standard", "boosted_residual", "x"}
     assert replace(after, rate_of="boosted_residual").untuned(tmp_path) == set()
     assert TINY.untuned(tmp_path) == set()
-    next((tmp_path / "sweep").glob("*")).unlink()
-    with pytest.raises(ValueError, match="5 of the 6 runs of sweep"):
-        after.untuned(tmp_path)
 
 
 def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):
-    timed = {"standard": (8, 1.0), "wide": (16, 2.0), "boosted_residual": (8, 2.0)}
-    for arm, (width, seconds) in timed.items():
-        attention = "boosted" if arm.startswith("boosted") else "multi_head"
-        size = TINY.model | dict(vocab_size=260, d_model=width, attention=attention)
-        r = record(arm, 0, 1.0, size=size, seconds=seconds, planned=3)
-        Record("sweep", r.settings, r.measured).save(arm, tmp_path)
+    pace = lambda seconds: dict(train_step=[10, 20], train_seconds=[0.0, 10 * seconds])
+    arms = STANDARD, Arm(name="wide", model={"d_model": 16}), BOOSTED
+    timed = {"standard": pace(1.0), "wide": pace(2.0), "boosted_residual": pace(2.0)}
+    sweep = swept({(arm.name, 1e-3): 1.0 for arm in arms}, tmp_path, arms, **timed)
     arm = Arm(name="slow", equal_to=BOOSTED, equal_in="time", tuned_as="wide")
-    experiment = replace(TINY, rates_from="sweep", arms=(arm,))
+    experiment = replace(TINY, rates_from=sweep, arms=(arm,))
     found = experiment.tuned(tmp_path).runs()[0].model
     assert (found.d_model, found.d_ffn) == (16, 64)
     with pytest.raises(ValueError, match="by: got 'time'"):
         experiment.runs()
 
 
-def test_an_extended_grid_is_waited_for(tmp_path):
-    """Old records say how many runs the smaller grid had."""
-    for rate, planned in ((1e-3, 1), (2e-3, 3)):
-        r = record("standard", 0, 1.0, rate=rate, planned=planned)
-        Record("sweep", r.settings, r.measured).save(f"standard-{rate}", tmp_path)
-    with pytest.raises(ValueError, match="2 of the 3 runs of sweep"):
-        replace(TINY, rates_from="sweep", arms=(STANDARD,)).tuned(tmp_path)
-
-
 def test_no_run_of_a_sweep_is_reported():
     """The seed that chooses a rate is not among those that a table shows."""
     for experiment in EXPERIMENTS.values():
-        if experiment.rates_from:
-            sweep = EXPERIMENTS[experiment.rates_from]
+        if sweep := experiment.rates_from:
+            assert EXPERIMENTS[sweep.name] is sweep
             assert not set(sweep.seeds) & set(experiment.seeds)
             assert len(sweep.grid["learning_rate"]) >= 3
 
@@ -670,6 +712,8 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: run("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: run(TINY, workers=0), "workers: got 0; want a positive integer"),
         (lambda: run(TINY, shard=(3, 2)), "shard: got (3, 2); want (k, n) with k from 1 to n"),
+        (lambda: run(TINY, shard=(1,)), "shard: got (1,); want (k, n) with k from 1 to n"),
+        (lambda: records_of("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: paired_interval([1.0]), "differences: got 1 of them; want two or more"),
         (lambda: paired_interval([1.0, 2.0], 1), "confidence: got 1; want a number between 0 and 1"),
         (lambda: welch(1, 1, 1, 1, 1, 2), "n_a: got 1; want an integer, 2 or more"),
@@ -677,6 +721,10 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: compare([]), "reference: got 'standard'; want one of the arms of the records, but there are none"),
         (lambda: compare([record("standard", 1, 1.0)] * 2), "records: got two of arm standard and seed 1; want one"),
         (lambda: compare([record("standard", 1, 1.0)], metric="x"), "metric: got 'x'; want one of test_loss"),
+        (
+            lambda: compare([record("standard", 1, 1.0, seconds=1.0)], metric="train_step"),
+            "metric: got 'train_step'; want one of test_loss, valid_loss, parameters",
+        ),
         (
             lambda: compare([record("standard", 1, 1.0), record("b", 1, 1.0, text={"fingerprint": "g"})]),
             "records: got the text ('text', 'g'); want ('text', 'f'), as the first",

@@ -614,6 +614,8 @@ def test_run_and_compare(experiment, tmp_path, call, result):
 
     half = result("run", "tiny", *place, "--shard", "1/2")["experiments"][0]
     assert (half["done"], half["left"]) == (2, "about") and half["hours_left"] >= 0
+    code, out, err = call("compare", "tiny", *place[:2])
+    assert code == 0 and out.endswith("\n2 of 4 runs are in, so no ordering is decided\n")
     done = result("run", "tiny", *place)["experiments"][0]
     assert (done["done"], done["hours_left"]) == (4, 0)
 
@@ -645,12 +647,12 @@ def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, cal
     code, out, err = call("compare", "tiny-sweep", *place)
     assert code == 0 and out.endswith("so no ordering is decided: standard, twicing\n")
 
-    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(experiment, rates_from="tiny-sweep"))
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(experiment, rates_from=sweep))
     result("run", "tiny", *place, "--work", tmp_path / "work")
     assert result("compare", "tiny", *place)["untuned"] == ["standard", "twicing"]
     shutil.rmtree(tmp_path / "results" / "tiny-sweep")
-    assert result("compare", "tiny", *place)["untuned"] == []
-
+    unfinished = "got 0 of the 4 runs of tiny-sweep; want all of them: run tiny-sweep first"
+    refused(call("compare", "tiny", *place), 1, unfinished)
     grid = {"norm": ("pre", "post"), "learning_rate": (1e-3,)}
     monkeypatch.setitem(EXPERIMENTS, "tiny-grid", replace(experiment, name="tiny-grid", seeds=(1,), grid=grid))
     result("run", "tiny-grid", *place, "--work", tmp_path / "work")
