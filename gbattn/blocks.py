@@ -44,7 +44,7 @@ def _check_features(name: str, x: torch.Tensor, d_model: int | None = None) -> N
         width = "" if d_model is None else f" with D = {d_model}"
         require(False, name, got, f"floating numbers of shape (…, D){width}")
 
-# %% ../nbs/11_blocks.ipynb #3ba8fc03
+# %% ../nbs/11_blocks.ipynb #0cdddbd1
 class _Squash(nn.Module):
     _squash: Callable[[torch.Tensor], torch.Tensor]
 
@@ -161,15 +161,17 @@ def make_normalizer(name: str, d_model: int, **made) -> nn.Module:
     Raises
     ------
     ValueError
-        For a name that is not among them.
+        For a name that is not among them, or a width that is no positive integer.
 
     Notes
     -----
     Source: chapter 11.
     """
-    return _choice("normalizer", name, NORMALIZERS)(d_model, **made)
+    make = _choice("normalizer", name, NORMALIZERS)
+    require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
+    return make(d_model, **made)
 
-# %% ../nbs/11_blocks.ipynb #877c8446
+# %% ../nbs/11_blocks.ipynb #9f7eb663
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": nnf.gelu,
     "relu": nnf.relu,
@@ -187,7 +189,7 @@ class FeedForward(nn.Module):
         Width D.
     d_hidden : int, optional
         Hidden width: 4D by default; for ``"swiglu"`` 8D/3, rounded up to a multiple
-        of 8, which makes as many weights.
+        of 8, which makes about as many weights.
     kind : {"gelu", "relu", "swiglu"}
         The activation a, or the gated form.
     bias : bool
@@ -299,7 +301,7 @@ PLACEMENTS: dict[str, Callable[..., torch.Tensor]] = {
     "none": no_norm,
 }
 
-# %% ../nbs/11_blocks.ipynb #5a1afef7
+# %% ../nbs/11_blocks.ipynb #740ec46e
 class Block(nn.Module):
     """A transformer block: an attention and a feed-forward sublayer, each added to
     the stream, each with a normaliser before it, after it, or none.
@@ -359,6 +361,7 @@ class Block(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
         place = _choice("norm", norm, PLACEMENTS)
         _choice("normalizer", normalizer, NORMALIZERS)
         _choice("ffn", ffn, _ACTIVATIONS)
@@ -448,28 +451,49 @@ class Block(nn.Module):
         """
         return self.attention.make_cache(batch_size, max_length, dtype=dtype)
 
-# %% ../nbs/11_blocks.ipynb #7a37f18e
-def _check_gain(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> None:
+# %% ../nbs/11_blocks.ipynb #528b0f8f
+def _rows(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.dtype]:
+    """The rows, in single precision at least, and the dtype of their Jacobian."""
     _check_features("x", x)
+    require(
+        x.shape[-1] > 0,
+        "x",
+        f"shape {tuple(x.shape)}",
+        "rows of at least one number",
+    )
+    dtype = x.dtype
     if weight is not None:
         _check_features("weight", weight, x.shape[-1])
         require(
             weight.ndim == 1, "weight", f"{weight.ndim} dimensions", "shape (d,)"
         )
+        dtype = torch.promote_types(dtype, weight.dtype)
     good = is_number(eps) and eps >= 0
     require(good, "eps", eps, "a number ≥ 0")
+    # As torch normalises: in half precision the square of 300 is infinite.
+    return x.to(torch.promote_types(x.dtype, torch.float32)), dtype
+
+
+def _require_rows(good: torch.Tensor) -> None:
+    got = "a row that does not vary, or is not finite"
+    want = "rows of finite numbers that vary, or eps > 0"
+    require(bool(good.all()), "x", got, want)
 
 
 def _scaled(
-    M: torch.Tensor, weight: torch.Tensor | None, s: torch.Tensor
+    M: torch.Tensor,
+    weight: torch.Tensor | None,
+    s: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """diag(weight) M / s."""
-    if not ((s > 0) & s.isfinite()).all():
-        got = "a row that does not vary, or is not finite"
-        require(False, "x", got, "rows of finite numbers that vary, or eps > 0")
-    return (M if weight is None else weight[:, None] * M) / s[..., None]
+    _require_rows((s > 0) & s.isfinite())
+    M = M if weight is None else weight[:, None] * M
+    return (M / s[..., None]).to(dtype)
 
-# %% ../nbs/11_blocks.ipynb #f213a959
+# %% ../nbs/11_blocks.ipynb #ee03e6b7
 def layer_norm_jacobian(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:
@@ -488,7 +512,8 @@ def layer_norm_jacobian(
     Returns
     -------
     torch.Tensor
-        Shape (…, d, d), entry i, j the derivative of output i by input j.
+        Shape (…, d, d), entry i, j the derivative of output i by input j; in the
+        dtype of `x` and `weight`, computed in single precision at least.
 
     Raises
     ------
@@ -500,13 +525,15 @@ def layer_norm_jacobian(
     -----
     Source: Theorem "The Jacobian of layer normalisation" of chapter 11.
     """
-    _check_gain(x, weight, eps)
+    x, dtype = _rows(x, weight, eps)
+    if eps == 0:  # the mean is rounded, and a variance made of rounding is not 0
+        _require_rows(x.amax(-1) > x.amin(-1))
     centred = x - x.mean(-1, keepdim=True)
     s = (centred.square().mean(-1, keepdim=True) + eps).sqrt()  # (…, 1)
     unit, d = centred / s, x.shape[-1]
     eye = torch.eye(d, dtype=x.dtype, device=x.device)
     M = eye - 1 / d - unit[..., :, None] * unit[..., None, :] / d  # (…, d, d)
-    return _scaled(M, weight, s)
+    return _scaled(M, weight, s, dtype)
 
 
 def rms_norm_jacobian(
@@ -527,7 +554,8 @@ def rms_norm_jacobian(
     Returns
     -------
     torch.Tensor
-        Shape (…, d, d).
+        Shape (…, d, d), in the dtype of `x` and `weight`, computed in single
+        precision at least.
 
     Raises
     ------
@@ -539,8 +567,9 @@ def rms_norm_jacobian(
     -----
     Source: Proposition "The other normalisers" of chapter 11.
     """
-    _check_gain(x, weight, eps)
+    x, dtype = _rows(x, weight, eps)
     s = (x.square().mean(-1, keepdim=True) + eps).sqrt()  # (…, 1)
     unit, d = x / s, x.shape[-1]
     eye = torch.eye(d, dtype=x.dtype, device=x.device)
-    return _scaled(eye - unit[..., :, None] * unit[..., None, :] / d, weight, s)
+    M = eye - unit[..., :, None] * unit[..., None, :] / d  # (…, d, d)
+    return _scaled(M, weight, s, dtype)

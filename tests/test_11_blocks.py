@@ -521,6 +521,31 @@ def test_jacobians_of_batches_follow_each_row(function):
     assert function(x[:0], gain).shape == (0, 3, 5, 5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("function", [layer_norm_jacobian, rms_norm_jacobian])
+def test_jacobians_in_half_precision_are_those_of_single(function, dtype):
+    x, gain = torch.tensor([[300.0, -300.0, 100.0, 7.0], [1.0, 2.0, 4.0, 8.0]]), torch.tensor([1.0, 2.0, -0.5, 0.25])
+    for weight in (None, gain.to(dtype)):
+        found = function(x.to(dtype), weight)
+        assert found.dtype == dtype
+        want = function(x.to(dtype).float(), None if weight is None else gain)
+        assert torch.equal(found, want.to(dtype))
+    assert function(x.to(dtype), gain).dtype == torch.float32  # of a wider gain
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, F64])
+def test_a_constant_row_has_no_jacobian_without_eps(dtype):
+    """The mean of equal numbers is rounded, so that they seem to vary a little."""
+    for value in torch.linspace(-3, 3, 41, dtype=dtype):
+        for d in (3, 7, 10):
+            row = value.expand(2, d).clone()
+            row[0, 0] += 1  # one that varies beside one that does not
+            with pytest.raises(ValueError, match="^" + NO_ROW):
+                layer_norm_jacobian(row, eps=0.0)
+            assert layer_norm_jacobian(row[:1], eps=0.0).isfinite().all()
+            assert layer_norm_jacobian(row).isfinite().all()
+
+
 # ---------------------------------------------------------------- faults
 
 NO_ROW = "x: got a row that does not vary, or is not finite; want rows of finite numbers"
@@ -529,6 +554,12 @@ NO_ROW = "x: got a row that does not vary, or is not finite; want rows of finite
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (lambda: Block(8.0, 2), "d_model: got 8.0; want a positive integer"),
+        (lambda: Block("8", 2), "d_model: got '8'; want a positive integer"),
+        (lambda: Block(None, 2), "d_model: got None; want a positive integer"),
+        (lambda: Block(-8, 2), "d_model: got -8; want a positive integer"),
+        (lambda: make_normalizer("layernorm", 0), "d_model: got 0; want a positive integer"),
+        (lambda: make_normalizer("rmsnorm", (4, 4)), "d_model: got (4, 4); want a positive integer"),
         (lambda: Block(8, 2, norm="Pre"), "norm: got 'Pre'; want one of pre, post, none"),
         (lambda: Block(8, 2, norm=None), "norm: got None; want one of"),
         (lambda: Block(8, 2, normalizer="batch"), "normalizer: got 'batch'; want one of layernorm, rmsnorm, dyt, derf"),
@@ -558,6 +589,8 @@ NO_ROW = "x: got a row that does not vary, or is not finite; want rows of finite
         (lambda: layer_norm_jacobian(torch.tensor(1.0)), "x: got torch.float32 of shape (); want"),
         (lambda: layer_norm_jacobian(torch.ones(4), eps=0.0), NO_ROW),
         (lambda: rms_norm_jacobian(torch.zeros(4), eps=0.0), NO_ROW),
+        (lambda: layer_norm_jacobian(torch.ones(2, 0)), "x: got shape (2, 0); want rows of at least one number"),
+        (lambda: rms_norm_jacobian(torch.ones(0)), "x: got shape (0,); want rows of at least one number"),
         (lambda: layer_norm_jacobian(torch.tensor([1.0, math.nan])), NO_ROW),
         (lambda: rms_norm_jacobian(torch.rand(4), torch.ones(3)), "weight: got torch.float32 of shape (3,); want"),
         (lambda: rms_norm_jacobian(torch.rand(4), torch.ones(2, 4)), "weight: got 2 dimensions; want shape (d,)"),
