@@ -7,24 +7,32 @@ __all__ = ['VIT_B', 'relu_kernels', 'tanh_mixture', 'Kernels', 'normalizer_kerne
            'recursion', 'equiangular_tokens', 'initialize', 'Measurement', 'measure', 'exact_norms',
            'power_law_exponent', 'Stretched', 'stretched_exponential']
 
-# %% ../nbs/12_signal.ipynb #6fc247de
+# %% ../nbs/12_signal.ipynb #8ddcb25d
 import math
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .blocks import Derf, DyT
 from .boosted import Gate
-from .conventions import is_count, require
+from .conventions import is_count, is_number, require
 
-# %% ../nbs/12_signal.ipynb #46869c71
+# %% ../nbs/12_signal.ipynb #0d808e58
+def _number(name: str, value, want: str, good=lambda x: x > 0) -> float:
+    """One number of which `good` holds."""
+    number = is_number(value)
+    got = value if number else repr(value)
+    require(number and good(value), name, got, want)
+    return float(value)
+
+
 def _numbers(name: str, value, want: str, good) -> np.ndarray:
     """Numbers of which `good` holds, as float64."""
     try:
@@ -35,6 +43,27 @@ def _numbers(name: str, value, want: str, good) -> np.ndarray:
     if not holds.all():
         require(False, name, f"{numbers[~holds].flat[0]:g}", want)
     return numbers
+
+
+def _together(**values) -> list[np.ndarray]:
+    """Numbers as float64, in the shape to which they broadcast."""
+    anything = lambda x: True
+    arrays = [_numbers(name, x, "numbers", anything) for name, x in values.items()]
+    try:
+        return np.broadcast_arrays(*arrays)
+    except ValueError:
+        got = ", ".join(str(array.shape) for array in arrays)
+        require(False, ", ".join(values), got, "shapes that broadcast")
+
+
+@contextmanager
+def _within_float64(name: str, got: str, want: str):
+    """An error with these words where a number overflows or is not defined."""
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            yield
+    except (FloatingPointError, OverflowError):
+        require(False, name, f"{got} leaves float64", want)
 
 
 def _one_of(name: str, value, known: Iterable[str]) -> None:
@@ -79,7 +108,7 @@ def relu_kernels(rho) -> tuple[np.ndarray, np.ndarray]:
     kappa = (np.sqrt(1 - rho**2) + rho * (math.pi - angle)) / (2 * math.pi)
     return kappa, (math.pi - angle) / (2 * math.pi)
 
-# %% ../nbs/12_signal.ipynb #70fe0cd3
+# %% ../nbs/12_signal.ipynb #56ab50c0
 def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     """Return slopes a and weights w with tanh(x) = Σᵢ wᵢ erf(aᵢ x).
 
@@ -105,21 +134,15 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     variable k. The trapezoidal rule in log k converges exponentially. Source:
     Proposition "tanh is a mixture of erfs" of chapter 12; Stefanski (1991).
     """
-    step = float(
-        _numbers(
-            "step",
-            step,
-            "a spacing above 0 and at most 0.5",
-            lambda h: (h > 0) & (h <= 0.5),
-        )
-    )
+    want = "a spacing above 0 and at most 0.5"
+    step = _number("step", step, want, lambda h: 0 < h <= 0.5)
     k = np.exp(np.arange(math.log(0.17), math.log(4.4), step))
     j = np.arange(1, 60)[:, None]
     density = 8 * k * ((-1.0) ** (j - 1) * j**2 * np.exp(-2 * (j * k) ** 2)).sum(0)
     weights = density * k * step
     return 1 / (math.sqrt(2) * k), weights / weights.sum()
 
-# %% ../nbs/12_signal.ipynb #fc8c8cc8
+# %% ../nbs/12_signal.ipynb #eb9f0e0a
 class Kernels(NamedTuple):
     """What a normaliser or activation f does to two tokens of size q and overlap p.
 
@@ -133,6 +156,11 @@ class Kernels(NamedTuple):
     slope_p: np.ndarray
 
 
+def _inside(p, q):
+    """An overlap that rounding may have carried past the size."""
+    return np.minimum(np.maximum(p, -q), q)
+
+
 class _Erfs:
     """Σ wᵢ erf(α aᵢ x), entry by entry."""
 
@@ -143,27 +171,21 @@ class _Erfs:
         self.sum = flat(2 * (a[..., :, None] ** 2 + a[..., None, :] ** 2))
         self.weights = np.outer(weights, weights).ravel()
 
-    def _apart(self, q, p):
-        q, p = np.asarray(q)[..., None], np.asarray(p)[..., None]
-        return (
-            q,
-            p,
-            1 + q * (self.sum + self.product**2 * q),
-        )  # (1 + 2a²q)(1 + 2b²q)
+    def _sides(self, q, p):
+        """2ab·x and √((1 + 2a²q)(1 + 2b²q) − (2ab·x)²), for x = q and x = p: the
+        sides of a right triangle, as sums of squares, so that no digits cancel.
+        """
+        x = np.array([q, _inside(p, q)])[..., None]
+        q = np.asarray(q)[..., None]
+        apart = self.product * np.sqrt(q - x) * np.sqrt(q + x)
+        return self.product * x, np.hypot(np.sqrt(1 + self.sum * q), apart)
 
     def sizes(self, q, p):
-        q, p, norm = self._apart(q, p)
-        scale = self.product / np.sqrt(norm)
-        means = (np.arcsin(scale * x) @ self.weights for x in (q, p))
-        return tuple(2 / math.pi * mean for mean in means)
+        return tuple(2 / math.pi * (np.arctan2(*self._sides(q, p)) @ self.weights))
 
     def slopes(self, q, p):
-        q, p, norm = self._apart(q, p)
-        means = (
-            (self.product / np.sqrt(norm - (self.product * x) ** 2)) @ self.weights
-            for x in (q, p)
-        )
-        return tuple(2 / math.pi * mean for mean in means)
+        _, root = self._sides(q, p)
+        return tuple(2 / math.pi * ((self.product / root) @ self.weights))
 
 
 class _UnitSize:
@@ -173,7 +195,7 @@ class _UnitSize:
         pass
 
     def sizes(self, q, p):
-        return np.ones_like(q), p / q
+        return np.ones_like(q), _inside(p, q) / q
 
     def slopes(self, q, p):
         return 1 / q, 1 / q
@@ -209,7 +231,8 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants.
+        Naming the argument, what it got and what it wants; also where float64 does
+        not hold a kernel.
 
     Notes
     -----
@@ -217,15 +240,16 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     Source: chapter 12.
     """
     _one_of("normalizer", normalizer, _KERNELS)
+    q, p, alpha = _together(q=q, p=p, alpha=alpha)
     positive = lambda x: (x > 0) & np.isfinite(x)
-    q = _numbers("q", q, "finite sizes above 0", positive)
-    p = _numbers(
-        "p", p, "overlaps with |p| ≤ q", lambda p: np.abs(p) <= q * (1 + 1e-9)
-    )
-    alpha = _numbers("alpha", alpha, "finite slopes above 0", positive)
-    q, p, alpha = np.broadcast_arrays(q, p, alpha)
-    maps = _KERNELS[normalizer](alpha)
-    return Kernels(*maps.sizes(q, p), *maps.slopes(q, p))
+    _numbers("q", q, "finite sizes above 0", positive)
+    inside = lambda p: np.abs(p) <= q * (1 + 1e-9)
+    _numbers("p", p, "overlaps with |p| ≤ q", inside)
+    _numbers("alpha", alpha, "finite slopes above 0", positive)
+    want = "sizes and slopes nearer 1"
+    with _within_float64("q, alpha", "numbers of which a kernel", want):
+        maps = _KERNELS[normalizer](alpha)
+        return Kernels(*maps.sizes(q, p), *maps.slopes(q, p))
 
 # %% ../nbs/12_signal.ipynb #b016cdf3
 class Sigmas(NamedTuple):
@@ -261,7 +285,7 @@ class Sigmas(NamedTuple):
 
 VIT_B = Sigmas.of_std(0.02, 768, 3072)
 
-# %% ../nbs/12_signal.ipynb #d9dcd0bd
+# %% ../nbs/12_signal.ipynb #1d0ef55d
 def attention_gain(
     sigmas: Sigmas,
     attention: str = "multi_head",
@@ -301,20 +325,21 @@ def attention_gain(
     """
     _check_sigmas(sigmas)
     _one_of("attention", attention, ("multi_head", "twicing", "boosted"))
-    v, o = sigmas.value**2, sigmas.out**2
+    v, o = np.float64(sigmas.value) ** 2, np.float64(sigmas.out) ** 2
     if attention != "boosted":
-        return o * v
+        return float(o * v)
     require(is_count(rounds), "rounds", rounds, "a positive integer")
-    _numbers("gate", gate, "a number from 0 to 1", lambda g: (g >= 0) & (g <= 1))
+    gate = _number("gate", gate, "a number from 0 to 1", lambda g: 0 <= g <= 1)
     known = {
-        "residual": (1 + v) * (1 + gate**2 * v) ** (rounds - 1) - 1,
-        "input": v * (1 + (rounds - 1) * gate**2),
-        "shared": v * (1 + (rounds - 1) * gate) ** 2,
+        "residual": lambda: (1 + v) * (1 + gate**2 * v) ** (rounds - 1) - 1,
+        "input": lambda: v * (1 + (rounds - 1) * gate**2),
+        "shared": lambda: v * (1 + (rounds - 1) * gate) ** 2,
     }
     _one_of("kv_from", kv_from, known)
-    return o * known[kv_from]
+    with _within_float64("rounds", f"{rounds}, where the gain", "fewer rounds"):
+        return float(o * known[kv_from]())
 
-# %% ../nbs/12_signal.ipynb #0504bc51
+# %% ../nbs/12_signal.ipynb #97b28af3
 def _check_sigmas(sigmas: Sigmas) -> None:
     require(
         isinstance(sigmas, Sigmas),
@@ -322,24 +347,17 @@ def _check_sigmas(sigmas: Sigmas) -> None:
         type(sigmas).__name__,
         "a gbattn.signal.Sigmas",
     )
+    want = "a number from 0 to 1e70"  # of which float64 holds the fourth power
     for name, sigma in sigmas._asdict().items():
-        _numbers(
-            f"sigmas.{name}",
-            sigma,
-            "a finite number that is not negative",
-            lambda s: (s >= 0) & np.isfinite(s),
-        )
+        _number(f"sigmas.{name}", sigma, want, lambda s: 0 <= s <= 1e70)
 
 
-def _start(q0, p0, n, every_term: bool):
+def _check_start(q0, p0, n, every_term: bool) -> None:
     """Size and overlap of the first tokens, and how many tokens there are."""
     want = "an integer of at least 2, or math.inf"
-    n = _numbers(
-        "n", n, want, lambda n: (n >= 2) & ((n == np.floor(n)) | np.isinf(n))
-    )
-    q0 = _numbers(
-        "q0", q0, "a finite size above 0", lambda q: (q > 0) & np.isfinite(q)
-    )
+    _numbers("n", n, want, lambda n: (n >= 2) & (n == np.floor(n)))
+    positive = lambda q: (q > 0) & np.isfinite(q)
+    _numbers("q0", q0, "a finite size above 0", positive)
     low, want = -q0 / (n - 1), "an overlap from −q0/(n − 1) to q0"
     if (
         not every_term
@@ -348,10 +366,9 @@ def _start(q0, p0, n, every_term: bool):
             0 * low,
             "an overlap from 0 to q0; below 0 with every_term=True only",
         )
-    p0 = _numbers("p0", p0, want, lambda p: (p <= q0) & (p >= low))
-    return q0, p0, n
+    _numbers("p0", p0, want, lambda p: (p <= q0) & (p >= low))
 
-# %% ../nbs/12_signal.ipynb #7b1afc3f
+# %% ../nbs/12_signal.ipynb #69a79479
 class Propagation(NamedTuple):
     """What the theory says of every depth; l = 0, …, L counts blocks, along the
     first axis of each array.
@@ -423,8 +440,8 @@ def recursion(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; also when a norm leaves
-        float64.
+        Naming the argument, what it got and what it wants; also where float64 does
+        not hold a size or a norm.
 
     Notes
     -----
@@ -438,71 +455,66 @@ def recursion(
     ov = attention_gain(
         sigmas, attention, rounds=rounds, kv_from=kv_from, gate=gate
     )
-    alpha = _numbers(
-        "alpha", alpha, "finite slopes above 0", lambda a: (a > 0) & np.isfinite(a)
-    )
-    q0, p0, n, alpha = np.broadcast_arrays(*_start(q0, p0, n, every_term), alpha)
-    maps, mlp, share = _KERNELS[normalizer](alpha), sigmas.mlp, 1 / n
-    # How much of the mean of n tokens is the token itself, and how much the others.
-    mine, others = (share, 1 - share) if every_term else (0 * share, 1 + 0 * share)
-
-    q, p = np.empty((2, depth + 1, *alpha.shape))
-    q_mid, p_mid, rho = np.empty((3, depth, *alpha.shape))
-    q[0], p[0] = q0, p0
-    for l in range(depth):
-        size, overlap = maps.sizes(q[l], p[l])
-        added = ov * (mine * size + others * overlap)
-        q_mid[l], p_mid[l] = q[l] + added, p[l] + added
-        size, overlap = maps.sizes(q_mid[l], p_mid[l])
-        rho[l] = overlap / size
-        q[l + 1] = q_mid[l] + mlp * size / 2
-        p[l + 1] = p_mid[l] + mlp * size * relu_kernels(rho[l])[0]
-
-    attended = Kernels(*maps.sizes(q[:-1], p[:-1]), *maps.slopes(q[:-1], p[:-1]))
-    slope_q, slope_p = maps.slopes(q_mid, p_mid)
-    factors = 1 + mlp * slope_q / 2, 1 + mlp * relu_kernels(rho)[1] * slope_p
-    through = ov * attended.slope_q, ov * attended.slope_p, *factors
-    J, K = {}, {}
-    for way in ("forward", "backward"):
-        asked = direction in (way, "both")
-        J[way], K[way] = (
-            _norms(way, *through, share, others) if asked else (None, None)
+    q0, p0, n, alpha = _together(q0=q0, p0=p0, n=n, alpha=alpha)
+    _check_start(q0, p0, n, every_term)
+    positive = lambda a: (a > 0) & np.isfinite(a)
+    _numbers("alpha", alpha, "finite slopes above 0", positive)
+    want = "fewer blocks, or sigmas, alpha and q0 nearer 1"
+    with _within_float64("depth", f"{depth}, where a size or a norm", want):
+        maps, mlp, share = _KERNELS[normalizer](alpha), sigmas.mlp, 1 / n
+        # How much of the mean of n tokens is the token itself, how much the others.
+        mine, others = (
+            (share, 1 - share) if every_term else (0 * share, 1 + 0 * share)
         )
+
+        q, p = np.empty((2, depth + 1, *alpha.shape))
+        q_mid, p_mid, rho = np.empty((3, depth, *alpha.shape))
+        q[0], p[0] = q0, p0
+        for l in range(depth):
+            size, overlap = maps.sizes(q[l], p[l])
+            added = ov * (mine * size + others * overlap)
+            q_mid[l], p_mid[l] = q[l] + added, p[l] + added
+            size, overlap = maps.sizes(q_mid[l], p_mid[l])
+            rho[l] = overlap / size
+            q[l + 1] = q_mid[l] + mlp * size / 2
+            p[l + 1] = p_mid[l] + mlp * size * relu_kernels(rho[l])[0]
+
+        attended = Kernels(
+            *maps.sizes(q[:-1], p[:-1]), *maps.slopes(q[:-1], p[:-1])
+        )
+        slope_q, slope_p = maps.slopes(q_mid, p_mid)
+        factors = 1 + mlp * slope_q / 2, 1 + mlp * relu_kernels(rho)[1] * slope_p
+        through = ov * attended.slope_q, ov * attended.slope_p, *factors
+        J, K = {}, {}
+        for way in ("forward", "backward"):
+            asked = direction in (way, "both")
+            J[way], K[way] = (
+                _norms(way, *through, share, others) if asked else (None, None)
+            )
     return Propagation(
         q, p, attended, J["forward"], K["forward"], J["backward"], K["backward"]
     )
 
-# %% ../nbs/12_signal.ipynb #039b9b2b
+# %% ../nbs/12_signal.ipynb #5a080709
 def _norms(way, own, cross, grow_J, grow_K, share, others):
     """J and K block by block, from the end where they are 1 and 0."""
     depth = len(own)
     J, K = np.zeros((2, depth + 1, *own.shape[1:]))
-    try:
-        with np.errstate(over="raise"):
-            if way == "forward":
-                J[0] = 1
-                for l in range(depth):
-                    mean = own[l] * share * J[l] + cross[l] * others * K[l]
-                    J[l + 1], K[l + 1] = (
-                        grow_J[l] * (J[l] + mean),
-                        grow_K[l] * (K[l] + mean),
-                    )
-            else:
-                J[depth] = 1
-                for l in reversed(range(depth)):
-                    j, k = grow_J[l] * J[l + 1], grow_K[l] * K[l + 1]
-                    mean = share * j + others * k
-                    J[l], K[l] = j + own[l] * mean, k + cross[l] * mean
-    except FloatingPointError:
-        require(
-            False,
-            "depth",
-            f"{depth}, where a norm leaves float64",
-            "fewer blocks or smaller sigmas",
-        )
+    if way == "forward":
+        J[0] = 1
+        for l in range(depth):
+            mean = own[l] * share * J[l] + cross[l] * others * K[l]
+            J[l + 1] = grow_J[l] * (J[l] + mean)
+            K[l + 1] = grow_K[l] * (K[l] + mean)
+    else:
+        J[depth] = 1
+        for l in reversed(range(depth)):
+            j, k = grow_J[l] * J[l + 1], grow_K[l] * K[l + 1]
+            mean = share * j + others * k
+            J[l], K[l] = j + own[l] * mean, k + cross[l] * mean
     return J, K
 
-# %% ../nbs/12_signal.ipynb #b42ebc43
+# %% ../nbs/12_signal.ipynb #79fcd35b
 #| code-fold: true
 def equiangular_tokens(
     n: int,
@@ -515,8 +527,8 @@ def equiangular_tokens(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Return n tokens of width d of size q0, any two with overlap p0, turned at
-    random.
+    """Return n tokens of width d of size q0, any two with overlap p0, along random
+    directions.
 
     Parameters
     ----------
@@ -526,9 +538,9 @@ def equiangular_tokens(
         ‖h‖²/d of each token and h_a·h_b/d of any two, −q0/(n − 1) ≤ p0 ≤ q0: exact,
         not on average.
     batch_size : int
-        How many sets, each turned on its own.
+        How many sets, each drawn on its own.
     generator : torch.Generator, optional
-        Where the rotation comes from.
+        Where the directions come from.
     dtype, device : optional
         Of the tokens.
 
@@ -544,8 +556,11 @@ def equiangular_tokens(
 
     Notes
     -----
-    The Gram matrix over d is q0 − p0 on the diagonal plus p0 everywhere. Source:
-    chapter 12.
+    The Gram matrix over d is q0 − p0 on the diagonal plus p0 everywhere. The n
+    orthonormal directions are the Q of a QR decomposition of normal numbers. Up to
+    the sign of each they are a uniformly random frame; the sign is the one that the
+    decomposition gives, so that feature a of token a is negative more often than
+    not. Source: chapter 12.
     """
     require(is_count(n) and n > 1, "n", n, "an integer of at least 2")
     require(
@@ -555,7 +570,9 @@ def equiangular_tokens(
         f"an integer of at least n = {n}: n tokens at equal angles need n directions",
     )
     require(is_count(batch_size), "batch_size", batch_size, "a positive integer")
-    _start(q0, p0, n, True)
+    for name, value in (("q0", q0), ("p0", p0)):
+        require(is_number(value), name, repr(value), "a number")
+    _check_start(q0, p0, n, True)
     where = generator.device if generator is not None else None
     drawn = torch.randn(
         batch_size, d, n, generator=generator, dtype=torch.float64, device=where
@@ -569,21 +586,21 @@ def equiangular_tokens(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return (apart * (frame - mean) + together * mean).to(dtype=dtype, device=device)
 
-# %% ../nbs/12_signal.ipynb #2aeb2339
+# %% ../nbs/12_signal.ipynb #1e53c9f9
 #| code-fold: true
 def initialize(
-    blocks: Iterable[nn.Module],
+    blocks: Sequence[nn.Module],
     sigmas: Sigmas,
     *,
     alpha: float | None = None,
     generator: torch.Generator | None = None,
-):
+) -> Sequence[nn.Module]:
     """Draw the weights of blocks with the variances of the theory; return the
     blocks.
 
     Parameters
     ----------
-    blocks : iterable of torch.nn.Module
+    blocks : nn.ModuleList, nn.Sequential, list or tuple of nn.Module
         Blocks of `gbattn.blocks`, with any attention of this book that has queries,
         keys and values.
     sigmas : Sigmas
@@ -597,14 +614,15 @@ def initialize(
 
     Returns
     -------
-    iterable of torch.nn.Module
+    nn.ModuleList, nn.Sequential, list or tuple of nn.Module
         The same blocks. Biases are 0, normalisers have gain 1 and bias 0, gates of
         corrections stand at ½.
 
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants.
+        Naming the argument, what it got and what it wants; the weights are then as
+        they were.
 
     Notes
     -----
@@ -612,39 +630,44 @@ def initialize(
     """
     _check_sigmas(sigmas)
     scale = sigmas._asdict() | {"gate": sigmas.up}
-    blocks, squashed = _stack(blocks), 0
-    for l, block in enumerate(blocks):
-        for name, module in block.named_modules():
-            role = name.rpartition(".")[2]
-            if isinstance(module, Gate):
-                module.open_halfway()
-            elif isinstance(module, nn.Linear) and role in scale:
-                std = scale[role] / math.sqrt(module.in_features)
-                nn.init.normal_(module.weight, 0, std, generator=generator)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm | nn.RMSNorm | DyT | Derf):
-                module.reset_parameters()
-                if alpha is not None and hasattr(module, "alpha"):
-                    nn.init.constant_(module.alpha, alpha)
-                    squashed += 1
-            else:
-                left = [*module._parameters]
-                got = f"block {l} with a {type(module).__name__} {name!r}, whose scale the theory does not know"
-                require(not left, "blocks", got, "blocks of gbattn.blocks")
+    drawn = lambda name, module: (
+        isinstance(module, nn.Linear) and name.rpartition(".")[2] in scale
+    )
+    known = nn.LayerNorm | nn.RMSNorm | DyT | Derf | Gate
+    parts = [
+        (l, *part)
+        for l, block in enumerate(_stack(blocks))
+        for part in block.named_modules()
+    ]
+    for l, name, module in parts:  # all of them, before the first weight is drawn
+        good = (
+            isinstance(module, known)
+            or drawn(name, module)
+            or not module._parameters
+        )
+        got = f"block {l} with a {type(module).__name__} {name!r}, whose scale the theory does not know"
+        require(good, "blocks", got, "blocks of gbattn.blocks")
     if alpha is not None:
-        _numbers(
-            "alpha",
-            alpha,
-            "a finite slope above 0",
-            lambda a: (a > 0) & np.isfinite(a),
-        )
-        require(
-            squashed > 0, "alpha", f"{alpha} for blocks without DyT or Derf", "None"
-        )
+        alpha = _number("alpha", alpha, "a finite slope above 0")
+        squashes = any(isinstance(module, DyT | Derf) for *_, module in parts)
+        got = f"{alpha} for blocks without DyT or Derf"
+        require(squashes, "alpha", got, "None")
+
+    for _, name, module in parts:
+        if isinstance(module, Gate):
+            module.open_halfway()
+        elif isinstance(module, known):
+            module.reset_parameters()
+            if alpha is not None and isinstance(module, DyT | Derf):
+                nn.init.constant_(module.alpha, alpha)
+        elif drawn(name, module):
+            std = scale[name.rpartition(".")[2]] / math.sqrt(module.in_features)
+            nn.init.normal_(module.weight, 0, std, generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     return blocks
 
-# %% ../nbs/12_signal.ipynb #c51c0855
+# %% ../nbs/12_signal.ipynb #c27cb0ba
 def _stack(blocks) -> Sequence[nn.Module]:
     want = "a non-empty nn.ModuleList, nn.Sequential, list or tuple of modules"
     kind = isinstance(blocks, nn.ModuleList | nn.Sequential | list | tuple)
@@ -677,8 +700,11 @@ def _check_stream(x: torch.Tensor) -> None:
 
 
 def _step(h: torch.Tensor, block: nn.Module, l: int, causal: bool) -> torch.Tensor:
-    """What a block makes of the stream, with the word causal only where it is meant."""
-    after = block(h, causal=True) if causal else block(h)
+    """What a block makes of a copy of the stream, on which it may work in place;
+    with the word causal only where it is meant.
+    """
+    given = {"causal": True} if causal else {}
+    after = block(h.clone(), **given)
     tensor = isinstance(after, torch.Tensor)
     got = f"block {l}, which turns shape {tuple(h.shape)} into " + (
         f"{tuple(after.shape)}" if tensor else type(after).__name__
@@ -694,6 +720,12 @@ def _step(h: torch.Tensor, block: nn.Module, l: int, causal: bool) -> torch.Tens
         finite, "blocks", f"block {l}, whose output is not finite", "finite numbers"
     )
     return after
+
+
+def _derivative(found: torch.Tensor | None, l: int) -> torch.Tensor:
+    got = f"block {l}, through which no derivative flows"
+    require(found is not None, "blocks", got, "differentiable blocks")
+    return found
 
 
 @contextmanager
@@ -730,7 +762,7 @@ def _size_and_overlap(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     cross = x.sum(-2).square().sum(-1) - square
     return square.mean(-1) / (n * d), cross.mean(-1) / (n * (n - 1) * d)
 
-# %% ../nbs/12_signal.ipynb #7d0aada3
+# %% ../nbs/12_signal.ipynb #16aeb3d0
 #| code-fold: true
 class Measurement(NamedTuple):
     """What was measured of one stack, at every depth l = 0, …, L; float64 tensors
@@ -804,11 +836,12 @@ def measure(
     ------
     ValueError
         Naming the argument, what it got and what it wants; also when a block
-        changes the shape or a number is not finite.
+        changes the shape, is detached from what it reads, or makes a number or a
+        derivative that is not finite.
 
     Notes
     -----
-    Runs in eval mode (no dropout) and leaves modes and gradients as they were.
+    Runs in eval mode (no dropout) and leaves modes, gradients and `x` as they were.
     Backward: one forward pass keeps the L + 1 states, nothing else grows with
     depth: each block's graph is made again when its turn comes, serves all draws
     and is dropped. Forward: keeps one state and one change for each draw, so memory
@@ -828,7 +861,7 @@ def measure(
     with _at_rest(blocks):
         return run(blocks, x.detach(), probes, causal, progress)
 
-# %% ../nbs/12_signal.ipynb #e9d36bde
+# %% ../nbs/12_signal.ipynb #b8777986
 def _backward(blocks, x, probes, causal, progress) -> Measurement:
     states = [x]
     with torch.no_grad():
@@ -841,20 +874,22 @@ def _backward(blocks, x, probes, causal, progress) -> Measurement:
         with torch.enable_grad():
             h = states.pop().requires_grad_()
             after = _step(h, blocks[l], l, causal)
-        require(
-            after.requires_grad,
-            "blocks",
-            f"block {l}, through which no gradient flows",
-            "differentiable blocks",
-        )
         for i in range(len(probes)):
-            (probes[i],) = torch.autograd.grad(
-                after, h, probes[i], retain_graph=True
-            )
+            probes[i] = _pulled_back(after, h, probes[i], l)
         seen.append(_probed(probes, l))
     return _collect(sizes, seen[::-1])
 
-# %% ../nbs/12_signal.ipynb #430e4f3f
+
+def _pulled_back(after, h, probe, l) -> torch.Tensor:
+    """The gradient before block l, of one behind it."""
+    found = (None,)
+    if after.requires_grad:  # by h, or only by weights
+        found = torch.autograd.grad(
+            after, h, probe, retain_graph=True, allow_unused=True
+        )
+    return _derivative(found[0], l)
+
+# %% ../nbs/12_signal.ipynb #a343ef8a
 #| code-fold: true
 def _forward(blocks, x, probes, causal, progress) -> Measurement:
     draws, shape = len(probes), x.shape
@@ -864,8 +899,12 @@ def _forward(blocks, x, probes, causal, progress) -> Measurement:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
         for l in _bar(range(len(blocks)), progress):
-            step = partial(_step, block=blocks[l], l=l, causal=causal)
-            h, change = torch.func.jvp(step, (h,), (change,))
+            with forward_ad.dual_level():
+                both = forward_ad.make_dual(h, change)
+                h, change = forward_ad.unpack_dual(
+                    _step(both, blocks[l], l, causal)
+                )
+            change = _derivative(change, l)
             sizes.append(_size_and_overlap(h[: shape[0]]))
             seen.append(_probed(change.unflatten(0, (draws, -1)), l + 1))
     return _collect(sizes, seen)
@@ -881,7 +920,7 @@ def _probed(probes: torch.Tensor, l: int):
     )
     return _size_and_overlap(probes)
 
-# %% ../nbs/12_signal.ipynb #802a114d
+# %% ../nbs/12_signal.ipynb #e35f57be
 #| code-fold: true
 def exact_norms(
     blocks: Sequence[nn.Module],
@@ -906,7 +945,7 @@ def exact_norms(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants.
+        Where `measure` raises one.
 
     Notes
     -----
@@ -924,17 +963,19 @@ def exact_norms(
         "at most 2048: the Jacobian is T·D × T·D",
     )
     eye = torch.eye(n * d, dtype=x.dtype, device=x.device)
+    depths = range(len(blocks) + 1)
     sets, sizes = [], []
     with _at_rest(blocks):
         for h in x.detach().split(1):
             chain, states = [], [_size_and_overlap(h)]
             for l, block in enumerate(blocks):
-                step = partial(_step, block=block, l=l, causal=causal)
-                made = torch.autograd.functional.jacobian(step, h).reshape(
-                    n * d, n * d
-                )
+                with torch.enable_grad():
+                    h = h.detach().requires_grad_()
+                    after = _step(h, block, l, causal)
+                rows = [_pulled_back(after, h, e.reshape(1, n, d), l) for e in eye]
+                made = torch.stack(rows).reshape(n * d, n * d)
                 chain.append(made if direction == "forward" else made.mT)
-                h = step(h).detach()
+                h = after.detach()
                 states.append(_size_and_overlap(h))
             order = chain if direction == "forward" else chain[::-1]
             product, probed = eye, [eye]
@@ -942,8 +983,10 @@ def exact_norms(
                 product = made @ product
                 probed.append(product)
             # A column of the product is a probe; their sum over n·d columns replaces the mean over normal ones.
+            seen_at = depths if direction == "forward" else depths[::-1]
             found = [
-                _size_and_overlap(P.mT.reshape(n * d, 1, n, d)) for P in probed
+                _probed(P.mT.reshape(n * d, 1, n, d), l)
+                for P, l in zip(probed, seen_at)
             ]
             norms = torch.stack([torch.stack([J.sum(), K.sum()]) for J, K in found])
             sets.append(norms if direction == "forward" else norms.flip(0))
@@ -986,7 +1029,7 @@ def power_law_exponent(
     )
     return half / (half + ov)
 
-# %% ../nbs/12_signal.ipynb #071b734b
+# %% ../nbs/12_signal.ipynb #ff61bf90
 class Stretched(NamedTuple):
     """Where a stack with DyT or Derf ends: ``correlation`` c of two tokens,
     ``overlap`` p of what the attention reads, ``growth`` of q in each block, and
@@ -1030,8 +1073,7 @@ def stretched_exponential(
     Source: Theorem "Derf grows like a stretched exponential" of chapter 12;
     Alekseev (2026).
     """
-    positive = lambda x: (x > 0) & np.isfinite(x)
-    alpha = float(_numbers("alpha", alpha, "a finite slope above 0", positive))
+    alpha = _number("alpha", alpha, "a finite slope above 0")
     slope = {"derf": 2 / math.pi, "dyt": 4 / (3 * math.sqrt(2 * math.pi))}
     _one_of("normalizer", normalizer, slope)
     ov, mlp = attention_gain(sigmas, attention, **options), sigmas.mlp

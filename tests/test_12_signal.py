@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -489,6 +491,52 @@ def test_dyt_saturates_as_a_sign():
     assert far.slope_q == pytest.approx(4 / (3 * math.sqrt(2 * math.pi * 1e8)), rel=1e-3)
 
 
+@pytest.mark.parametrize("alpha", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("q", [1e-8, 1.0, 1e8, 1e16, 1e40, 1e100])
+def test_no_digit_of_the_kernels_of_derf_cancels(q, alpha):
+    """Against whole numbers."""
+    for rho in (-1.0, -0.3, 0.0, 0.5, 1 - 1e-12, 1.0):
+        p = rho * q
+        side = 2 * Fraction(alpha) ** 2
+        roots = [math.sqrt((1 + side * Fraction(q)) ** 2 - (side * Fraction(x)) ** 2) for x in (q, p)]
+        want = [2 / math.pi * math.atan2(side * Fraction(x), root) for x, root in zip((q, p), roots)]
+        want += [2 / math.pi * side / root for root in roots]
+        found = normalizer_kernels("derf", q, p, alpha=alpha)
+        np.testing.assert_allclose(found, np.array(want, dtype=float), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "derf", "dyt"])
+def test_an_overlap_rounded_past_the_size_is_the_size(name):
+    given = dict(alpha=1.0)
+    for sign in (1, -1):
+        past, at = (normalizer_kernels(name, 1e10, sign * p, **given) for p in (1e10 * (1 + 5e-10), 1e10))
+        np.testing.assert_array_equal(past, at)
+        assert past.p == sign * past.q
+
+
+def test_a_huge_stream_passes_unchanged():
+    """q = 1e20: a block multiplies J by 1 + σ²_OV q̂/n + ½σ²₂₁ q̂, with q̂ = 2α/(π√q)."""
+    J = recursion(2, normalizer="derf", alpha=0.5, q0=1e20, p0=1e19, n=9).forward_J
+    grown = (attention_gain(VIT_B) / 9 + VIT_B.mlp / 2) / (math.pi * 1e10)
+    np.testing.assert_allclose(J - 1, [0, grown, 2 * grown], rtol=1e-3)
+
+
+def test_every_argument_may_be_an_array():
+    for change in (dict(q=[1.0, 2.0, 3.0]), dict(alpha=[0.5, 1.0]), dict(p=[0.1, -0.2])):
+        given = dict(q=1.0, p=0.5, alpha=0.5)
+        ((name, values),) = change.items()
+        many = normalizer_kernels("derf", **given | change)
+        each = [normalizer_kernels("derf", **given | {name: value}) for value in values]
+        np.testing.assert_allclose(many, np.transpose(each), rtol=1e-14)
+    for change in (dict(q0=[1.0, 2.0]), dict(p0=[0.1, 0.3]), dict(n=[10, 20]), dict(alpha=[0.5, 1.0])):
+        ((name, values),) = change.items()
+        for every in (False, True):
+            many = recursion(2, normalizer="derf", every_term=every, **{name: np.array(values)})
+            each = [recursion(2, normalizer="derf", every_term=every, **{name: value}) for value in values]
+            np.testing.assert_allclose(many.forward_J, np.stack([run.forward_J for run in each], 1), rtol=1e-14)
+            np.testing.assert_allclose(many.q, np.stack([run.q for run in each], 1), rtol=1e-14)
+
+
 def test_recursion_broadcasts_and_equals_its_scalars():
     alphas, starts = np.array([0.4, 1.2]), np.array([[0.1], [0.3], [0.0]])
     for name in ("derf", "dyt"):
@@ -614,6 +662,17 @@ def test_equiangular_tokens_have_exactly_these_angles():
     assert a.dtype == torch.get_default_dtype() and torch.equal(a, b)
 
 
+def test_the_directions_are_random_up_to_their_signs():
+    """What the docstring says: QR leaves feature a of token a negative more often than not, and no other."""
+    rng = torch.Generator().manual_seed(0)
+    x = equiangular_tokens(24, 256, p0=0.0, batch_size=400, generator=rng, dtype=F64)
+    own = x.diagonal(dim1=1, dim2=2)
+    assert (own < 0).double().mean() > 0.8
+    rest = (x.sum((1, 2)) - own.sum(1)) / (24 * 255)
+    assert abs(rest.mean()) < 4 * rest.std() / 20
+    assert own.square().mean() == pytest.approx(1, abs=0.05)  # but for the sign it is like any other
+
+
 def test_initialize_gives_the_variances_and_is_seeded():
     options = dict(normalizer="derf", attention="boosted", attention_options={"n_kv_heads": 2})
     blocks = [Block(128, 4, ffn="swiglu", **options) for _ in range(2)]
@@ -631,6 +690,19 @@ def test_initialize_gives_the_variances_and_is_seeded():
             assert (weight == (0.3 if name.endswith("alpha") else 1)).all()
     initialize(blocks, sigmas, alpha=0.3, generator=torch.Generator().manual_seed(5))
     assert all(torch.equal(first[k], v) for k, v in blocks[0].state_dict().items())
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward"])
+def test_blocks_that_work_in_place_leave_the_tokens_alone(direction):
+    x = torch.randn(2, 5, 8, dtype=F64)
+    before, linear = x.clone(), nn.Linear(8, 8, dtype=F64)
+    in_place, plain = ([nn.ReLU(inplace=flag), linear, nn.Tanh()] for flag in (True, False))
+    told = dict(direction=direction, progress=False)
+    one, two = (measure(net, x, generator=torch.Generator().manual_seed(0), **told) for net in (in_place, plain))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    one, two = (exact_norms(net, x, direction=direction) for net in (in_place, plain))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert torch.equal(x, before)
 
 
 # ---- faults ----
@@ -651,17 +723,30 @@ class Broken(nn.Module):
 FAULTS = [
     (lambda: relu_kernels(1.1), "rho: got 1.1; want correlations from −1 to 1"),
     (lambda: relu_kernels("one"), "rho: got 'one'"),
-    (lambda: tanh_mixture(0.0), "step: got 0; want a spacing"),
+    (lambda: tanh_mixture(0.0), "step: got 0.0; want a spacing"),
+    (lambda: tanh_mixture([0.1, 0.2]), r"step: got \[0.1, 0.2\]; want a spacing"),
     (lambda: normalizer_kernels("batchnorm", 1, 0), "normalizer: got 'batchnorm'; want one of layernorm"),
     (lambda: normalizer_kernels("derf", 0.0, 0), "q: got 0; want finite sizes above 0"),
     (lambda: normalizer_kernels("derf", 1, [0.5, -1.5]), "p: got -1.5; want overlaps"),
     (lambda: normalizer_kernels("dyt", 1, 0.5, alpha=-1), "alpha: got -1; want finite slopes"),
+    (lambda: normalizer_kernels("derf", [1, 2], [0, 0, 0]), r"q, p, alpha: got \(2,\), \(3,\), \(\); want shapes that"),
+    (lambda: normalizer_kernels("derf", 1, 0, alpha="one"), "alpha: got 'one'; want numbers"),
+    (lambda: normalizer_kernels("derf", [1.0, 2.0], 1.5), "p: got 1.5; want overlaps"),
+    (lambda: normalizer_kernels("dyt", 1, 0, alpha=1e200), "q, alpha: got numbers of which a kernel leaves float64"),
+    (lambda: normalizer_kernels("layernorm", 1e-310, 0), "q, alpha: got numbers of which a kernel leaves float64"),
     (lambda: attention_gain(VIT_B, "linear"), "attention: got 'linear'; want one of multi_head"),
     (lambda: attention_gain(VIT_B, "boosted", rounds=0), "rounds: got 0"),
     (lambda: attention_gain(VIT_B, "boosted", gate=1.5), "gate: got 1.5; want a number from 0 to 1"),
+    (lambda: attention_gain(VIT_B, "boosted", gate="0.5"), "gate: got '0.5'; want a number from 0 to 1"),
+    (lambda: attention_gain(Sigmas(1e60), "boosted", rounds=99), "rounds: got 99, where the gain leaves float64"),
     (lambda: attention_gain(VIT_B, "boosted", kv_from="context"), "kv_from: got 'context'"),
     (lambda: attention_gain((1, 1)), "sigmas: got tuple; want a gbattn.signal.Sigmas"),
     (lambda: recursion(3, sigmas=Sigmas(out=-1)), "sigmas.out: got -1"),
+    (lambda: recursion(3, sigmas=Sigmas(up=np.ones(2))), r"sigmas.up: got array\(\[1., 1.\]\); want a number from 0"),
+    (lambda: recursion(3, sigmas=VIT_B.times(1e90)), "sigmas.value: got 5.5.*e\\+89; want a number from 0 to 1e70"),
+    (lambda: recursion(9, normalizer="derf", sigmas=VIT_B.times(1e40)), "depth: got 9, where a size or a norm leaves"),
+    (lambda: recursion(3, normalizer="derf", alpha=1e-200), "depth: got 3, where a size or a norm leaves"),
+    (lambda: recursion(3, q0=[1, 2], n=[2, 3, 4]), r"q0, p0, n, alpha: got \(2,\), \(\), \(3,\), \(\); want shapes"),
     (lambda: recursion(0), "depth: got 0; want a positive integer"),
     (lambda: recursion(3, normalizer="none"), "normalizer: got 'none'"),
     (lambda: recursion(3, direction="up"), "direction: got 'up'; want one of both, forward, backward"),
@@ -674,19 +759,22 @@ FAULTS = [
     (lambda: recursion(3, alpha=0), "alpha: got 0"),
     (
         lambda: recursion(9999, normalizer="derf", alpha=2, sigmas=VIT_B.times(6)),
-        "depth: got 9999, where a norm leaves",
+        "depth: got 9999, where a size or a norm leaves",
     ),
     (lambda: power_law_exponent(Sigmas(0, 0, 0, 0)), "sigmas: got sublayers that add nothing"),
     (lambda: stretched_exponential(1.0, Sigmas(up=0)), "sigmas: got a feed-forward sublayer that adds nothing"),
     (lambda: stretched_exponential(0, VIT_B), "alpha: got 0; want a finite slope"),
+    (lambda: stretched_exponential([1, 2], VIT_B), r"alpha: got \[1, 2\]; want a finite slope"),
     (lambda: stretched_exponential(1, VIT_B, normalizer="layernorm"), "normalizer: got 'layernorm'"),
     (lambda: equiangular_tokens(1, 4), "n: got 1; want an integer of at least 2"),
     (lambda: equiangular_tokens(5, 4), "d: got 4; want an integer of at least n = 5"),
     (lambda: equiangular_tokens(3, 4, p0=-0.6), "p0: got -0.6"),
+    (lambda: equiangular_tokens(3, 4, q0=[1.0, 2.0]), r"q0: got \[1.0, 2.0\]; want a number"),
     (lambda: equiangular_tokens(3, 4, batch_size=0), "batch_size: got 0"),
     (lambda: initialize(LINEAR, VIT_B), "blocks: got block 0 with a Linear '', whose scale"),
     (lambda: initialize([Block(4, 2)], VIT_B, alpha=0.5), "alpha: got 0.5 for blocks without DyT or Derf"),
     (lambda: initialize([Block(4, 2, normalizer="dyt")], VIT_B, alpha=-1.0), "alpha: got -1"),
+    (lambda: initialize((Block(4, 2) for _ in range(2)), VIT_B), "blocks: got generator; want a non-empty"),
     (lambda: initialize([Block(4, 2)], 0.02), "sigmas: got float"),
     (lambda: measure(nn.Linear(4, 4), X), "blocks: got Linear; want a non-empty nn.ModuleList"),
     (lambda: measure([], X), "blocks: got none"),
@@ -694,11 +782,6 @@ FAULTS = [
     (lambda: measure([nn.Linear(4, 3)], X), r"blocks: got block 0, which turns shape \(1, 2, 4\) into \(1, 2, 3\)"),
     (lambda: measure([Broken(lambda x: (x, x))], X), "into tuple; want blocks that keep"),
     (lambda: measure([Broken(lambda x: x / 0)], X), "blocks: got block 0, whose output is not finite"),
-    (lambda: measure([Broken(lambda x: x.detach())], X), "blocks: got block 0, through which no gradient flows"),
-    (
-        lambda: measure([Broken(torch.sqrt)], X, progress=False),
-        "blocks: got a derivative at depth 0 that is not finite",
-    ),
     (lambda: measure(LINEAR, X[0]), r"x: got torch.float32, shape \(2, 4\); want floating tokens"),
     (lambda: measure(LINEAR, X.long()), "x: got torch.int64"),
     (lambda: measure(LINEAR, [1.0]), "x: got list"),
@@ -715,6 +798,32 @@ FAULTS = [
 def test_faults_are_named(call, says):
     with pytest.raises(ValueError, match="^" + says if not says.startswith("into") else says):
         call()
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward"])
+@pytest.mark.parametrize("ask", [partial(measure, progress=False), exact_norms], ids=["measure", "exact_norms"])
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        (Broken(torch.sqrt), "blocks: got a derivative at depth [12] that is not finite"),
+        (Broken(torch.detach), "blocks: got block 1, through which no derivative flows"),
+        (Broken(lambda x: LINEAR[0](x.detach())), "blocks: got block 1, through which no derivative flows"),
+        (Broken(torch.zeros_like), "blocks: got block 1, through which no derivative flows"),
+    ],
+    ids=["not finite", "detached", "detached before its weights", "constant"],
+)
+def test_both_ways_and_both_functions_refuse_the_same_blocks(block, says, ask, direction):
+    with pytest.raises(ValueError, match=says):
+        ask([nn.Identity(), block, nn.Identity()], X, direction=direction)
+
+
+@pytest.mark.parametrize("alpha", [math.nan, "x", [1.0], 0, None])
+def test_a_refused_initialization_leaves_the_weights(alpha):
+    block = Block(4, 2, normalizer="derf")
+    before = {name: weight.clone() for name, weight in block.state_dict().items()}
+    with pytest.raises(ValueError, match="^alpha" if alpha is not None else "^blocks: got block 1 with a Linear"):
+        initialize([block] if alpha is not None else [block, nn.Linear(4, 4)], VIT_B, alpha=alpha)
+    assert all(torch.equal(before[name], weight) for name, weight in block.state_dict().items())
 
 
 def test_a_failed_measurement_restores_the_modes():
