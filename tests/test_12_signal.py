@@ -511,7 +511,7 @@ def test_the_stretched_exponential_in_the_other_order_of_limits(name, sigmas, ev
 
 
 def test_two_tokens_at_the_scales_of_vit_b():
-    """The numbers of the page: c* and, over infinitely many tokens, the slope of ln J against √l."""
+    """What the page says of two tokens: c*, and over infinitely many the slope of ln J against √l."""
     for every, c_star, slope in ((False, 0.66, 1.25), (True, 0.72, 1.18)):
         _, c, growth, end = other_order("derf", 2, VIT_B, every, every)
         want = (1 + attention_gain(VIT_B) / VIT_B.mlp) * math.sqrt(end.growth / growth)
