@@ -142,7 +142,7 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     weights = density * k * step
     return 1 / (math.sqrt(2) * k), weights / weights.sum()
 
-# %% ../nbs/12_signal.ipynb #eb9f0e0a
+# %% ../nbs/12_signal.ipynb #e907ac97
 class Kernels(NamedTuple):
     """What a normaliser or activation f does to two tokens of size q and overlap p.
 
@@ -165,27 +165,27 @@ class _Erfs:
     """Σ wᵢ erf(α aᵢ x), entry by entry."""
 
     def __init__(self, alpha, slopes=(1.0,), weights=(1.0,)):
-        a = np.asarray(alpha)[..., None] * slopes  # (…, m)
-        flat = lambda pairs: pairs.reshape(*pairs.shape[:-2], -1)  # (…, m²)
-        self.product = flat(2 * a[..., :, None] * a[..., None, :])
-        self.sum = flat(2 * (a[..., :, None] ** 2 + a[..., None, :] ** 2))
-        self.weights = np.outer(weights, weights).ravel()
+        i, j = np.triu_indices(len(slopes))  # each pair once
+        a, w = np.asarray(alpha)[..., None] * slopes, np.asarray(weights)
+        self.product = 2 * a[..., i] * a[..., j]  # (…, pairs)
+        self.sum = 2 * (a[..., i] ** 2 + a[..., j] ** 2)
+        self.weights = 2 / math.pi * w[i] * w[j] * np.where(i == j, 1, 2)
 
     def _sides(self, q, p):
-        """2ab·x and √((1 + 2a²q)(1 + 2b²q) − (2ab·x)²), for x = q and x = p: the
-        sides of a right triangle, as sums of squares, so that no digits cancel.
-        """
-        x = np.array([q, _inside(p, q)])[..., None]
-        q = np.asarray(q)[..., None]
-        apart = self.product * np.sqrt(q - x) * np.sqrt(q + x)
-        return self.product * x, np.hypot(np.sqrt(1 + self.sum * q), apart)
+        """2ab·x and √((1 + 2a²q)(1 + 2b²q) − (2ab·x)²), for x = q and for x = p:
+        the sides of a right triangle, as sums, so that no digits cancel."""
+        q, p = np.asarray(q)[..., None], _inside(p, q)[..., None]
+        square, apart = 1 + self.sum * q, self.product**2 * (q - p) * (q + p)
+        yield self.product * q, np.sqrt(square)
+        yield self.product * p, np.sqrt(square + apart)
 
     def sizes(self, q, p):
-        return tuple(2 / math.pi * (np.arctan2(*self._sides(q, p)) @ self.weights))
+        return tuple(np.arctan(x / y) @ self.weights for x, y in self._sides(q, p))
 
     def slopes(self, q, p):
-        _, root = self._sides(q, p)
-        return tuple(2 / math.pi * ((self.product / root) @ self.weights))
+        return tuple(
+            (self.product / y) @ self.weights for _, y in self._sides(q, p)
+        )
 
 
 class _UnitSize:
