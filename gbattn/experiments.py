@@ -523,7 +523,7 @@ class Run:
             "train": self.train.to_dict(),
         }
 
-# %% ../nbs/16_perplexity.ipynb #3b87ceff
+# %% ../nbs/16_perplexity.ipynb #8afbc04a
 #| code-fold: true
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -655,7 +655,7 @@ class Experiment:
         good = is_count(k) and is_count(n) and k <= n
         require(good, "shard", repr((k, n)), "(k, n) with k from 1 to n")
         arms = len(self.arms)
-        return [run for i, run in enumerate(self.runs()) if i // arms % n == k - 1]
+        return [one for i, one in enumerate(self.runs()) if i // arms % n == k - 1]
 
     def model_of(self, arm: Arm) -> ModelConfig:
         """The model of an arm, at the size that makes it equal to what it is to
@@ -944,7 +944,7 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
     model.save_pretrained(work / "model")
     return record()
 
-# %% ../nbs/16_perplexity.ipynb #ca9c454c
+# %% ../nbs/16_perplexity.ipynb #00bac923
 #| code-fold: true
 def _read(path: Path, one: Run) -> Record:
     """The record of a run, if its settings are still those of the run."""
@@ -1063,13 +1063,14 @@ def _work(
                 continue
             except Exception as error:
                 failed[one.id] = error
-                return True
-            m = record.measured
-            end = (
-                f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min"
-                if not m["diverged"]
-                else f"diverged: {m['why']}"
-            )
+                end = f"failed: {error}"
+            else:
+                m = record.measured
+                end = (
+                    f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min"
+                    if not m["diverged"]
+                    else f"diverged: {m['why']}"
+                )
             print(
                 f"{one.experiment} {number}/{len(runs)} {one.name}: {end}",
                 file=sys.stderr,

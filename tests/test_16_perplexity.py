@@ -488,7 +488,7 @@ def test_a_worker_that_fails_is_reported(corpora, tmp_path):
         go(corpora, tmp_path, broken, workers=2)
 
 
-def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch):
+def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch, capsys):
     performed = []
 
     def perform(one, *_):
@@ -502,6 +502,8 @@ def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch):
         go(corpora, tmp_path)
     assert sorted(performed) == sorted(one.id for one in TINY.runs())
     assert [r.settings["seed"] for r in records_of(TINY, tmp_path / "results")] == [2, 2]
+    said = capsys.readouterr().err.splitlines()  # at once, not only at the end
+    assert [line.split(": ", 1)[1] for line in said[:2]] == ["failed: no standard", "failed: no boosted_residual"]
 
 
 def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
