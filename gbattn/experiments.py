@@ -398,9 +398,6 @@ class Arm:
         In what, as `matched` takes it; time is that of the records of the sweep.
     change : {"d_model", "n_layers"}
         By what.
-    tuned_as : str
-        The arm of the sweep whose best learning rate this one takes; its own by
-        default.
 
     Notes
     -----
@@ -415,13 +412,11 @@ class Arm:
     equal_to: "Arm | None" = None
     equal_in: str = "parameters"
     change: str = "d_model"
-    tuned_as: str = ""
 
     def __post_init__(self):
         plain = bool(self.name) and all(c.isalnum() or c in "_." for c in self.name)
         require(plain, "name", repr(self.name), "letters, digits, _ and .")
         object.__setattr__(self, "label", self.label or self.name)
-        object.__setattr__(self, "tuned_as", self.tuned_as or self.name)
 
 # %% ../nbs/16_perplexity.ipynb #0aac1322
 #| code-fold: true
@@ -549,7 +544,7 @@ class Experiment:
     rates_from : Experiment, optional
         The sweep from whose records each arm takes its learning rate.
     rate_of : str
-        The arm whose rate all take; by default each has its own.
+        The arm of the sweep whose rate all take; by default each has its own.
 
     Raises
     ------
@@ -598,11 +593,14 @@ class Experiment:
             wrong,
             "fields of ModelConfig and TrainConfig but vocab_size and seed",
         )
+        swept = (
+            [arm.name for arm in self.rates_from.arms] if self.rates_from else []
+        )
         require(
-            not self.rate_of or self.rate_of in names,
+            not self.rate_of or self.rate_of in swept,
             "rate_of",
             self.rate_of,
-            f"one of {', '.join(names)}",
+            f"an arm of rates_from: {', '.join(swept) or 'there is no sweep'}",
         )
 
     @property
@@ -694,10 +692,10 @@ class Experiment:
         rates = best_rates(sweep)
         arms = []
         for arm in self.arms:
-            of = self.rate_of or arm.tuned_as
+            of = self.rate_of or arm.name
             require(
                 of in rates,
-                "tuned_as",
+                "arms",
                 of,
                 f"an arm of {self.rates_from.name}: {', '.join(rates)}",
             )
@@ -722,9 +720,7 @@ class Experiment:
         if self.rates_from is None:
             return set()
         edge = rates_at_edge(self._sweep(folder))
-        return {
-            arm.name for arm in self.arms if (self.rate_of or arm.tuned_as) in edge
-        }
+        return {arm.name for arm in self.arms if (self.rate_of or arm.name) in edge}
 
     def _sweep(self, folder: Path | None) -> list[Record]:
         sweep, planned = (
@@ -1390,7 +1386,6 @@ def _boosted(name: str, label: str, **options) -> Arm:
         label=label,
         method="boosted attention",
         model=_BOOSTED | {"attention_options": options},
-        tuned_as=BOOSTED.name,
     )
 
 
@@ -1413,7 +1408,6 @@ FURTHER_ARMS = (
                 "3": {"attention": "twicing"},
             }
         },
-        tuned_as="twicing",
     ),
     Arm(
         name="wider_non_embedding",
@@ -1421,7 +1415,6 @@ FURTHER_ARMS = (
         method="wider attention",
         equal_to=BOOSTED,
         equal_in="non_embedding",
-        tuned_as="wider",
     ),
     Arm(
         name="wider_time",
@@ -1429,7 +1422,6 @@ FURTHER_ARMS = (
         method="wider attention",
         equal_to=BOOSTED,
         equal_in="time",
-        tuned_as="wider_flops",
     ),
     Arm(
         name="deeper",
@@ -1437,7 +1429,6 @@ FURTHER_ARMS = (
         method="wider attention",
         equal_to=BOOSTED,
         change="n_layers",
-        tuned_as="wider",
     ),
     _boosted(
         "boosted_shared",
@@ -1483,6 +1474,7 @@ _MINI_SWEEP = Experiment(
     **_MINI,
 )
 _TUNED = dict(rates_from=_MINI_SWEEP)
+_AT_ONE_RATE = _TUNED | dict(rate_of="wider")
 _ONE_PASS = dict(
     corpus=replace(
         _WIKIPEDIA, max_train_tokens=5_000_000, fingerprint="072e49b3b849"
@@ -1594,12 +1586,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             name="mini-common",
-            question="the same at the standard model's best rate",
+            question="the same, all at the rate that most arms found best",
             arms=MAIN_ARMS,
             seeds=(1, 2, 3, 4, 5),
-            rate_of="standard",
             **_MINI,
-            **_TUNED,
+            **_AT_ONE_RATE,
         ),
         Experiment(
             name="mini-arms",
@@ -1607,7 +1598,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             arms=FURTHER_ARMS,
             seeds=(1, 2, 3),
             **_MINI,
-            **_TUNED,
+            **_AT_ONE_RATE,
         ),
         Experiment(
             name="mini-dropout",
@@ -1615,7 +1606,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             arms=tuple(map(_with_attention_dropout, (STANDARD, WIDER, BOOSTED))),
             seeds=(1, 2, 3),
             **_MINI,
-            **_TUNED,
+            **_AT_ONE_RATE,
         ),
         Experiment(
             name="mini-gutenberg",
@@ -1623,7 +1614,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             arms=MAIN_ARMS,
             seeds=(1, 2, 3),
             **_MINI | dict(corpus=_GUTENBERG),
-            **_TUNED,
+            **_AT_ONE_RATE,
         ),
         _ONE_PASS_SWEEP,
         Experiment(

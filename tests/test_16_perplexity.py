@@ -26,8 +26,6 @@ from gbattn.conventions import Record
 from gbattn.experiments import (
     BOOSTED,
     EXPERIMENTS,
-    FURTHER_ARMS,
-    MAIN_ARMS,
     MEASURES,
     STANDARD,
     WIDER,
@@ -543,15 +541,14 @@ def test_rates_come_from_the_sweep(tmp_path):
     losses = {("standard", 1e-3): 2.0, ("standard", 2e-3): 1.0}
     losses |= {("boosted_residual", 1e-3): 1.0, ("boosted_residual", 2e-3): None}
     sweep = swept(losses, tmp_path)
-    borrower = replace(BOOSTED, name="x", tuned_as="boosted_residual")
-    after = replace(TINY, name="after", rates_from=sweep, arms=(STANDARD, BOOSTED, borrower))
-    rates = [one.train.learning_rate for one in after.tuned(tmp_path).runs()[:3]]
-    assert rates == [2e-3, 1e-3, 1e-3]
-    rates = [one.train.learning_rate for one in replace(after, rate_of="standard").tuned(tmp_path).runs()[:3]]
+    after = replace(TINY, name="after", rates_from=sweep)
+    rates = [one.train.learning_rate for one in after.tuned(tmp_path).runs()[:2]]
+    assert rates == [2e-3, 1e-3]
+    unswept = replace(after, arms=(STANDARD, BOOSTED, Arm(name="y")))
+    with pytest.raises(ValueError, match="arms: got y; want an arm of sweep"):
+        unswept.tuned(tmp_path)
+    rates = [one.train.learning_rate for one in replace(unswept, rate_of="standard").tuned(tmp_path).runs()[:3]]
     assert rates == [2e-3] * 3
-    unknown = replace(after, arms=(Arm(name="y"),))
-    with pytest.raises(ValueError, match="tuned_as: got y; want an arm of sweep"):
-        unknown.tuned(tmp_path)
 
 
 def test_without_the_whole_sweep_no_run_is_known(tmp_path):
@@ -599,10 +596,9 @@ def test_a_best_rate_at_the_edge_is_not_found(losses, edge):
 def test_an_untuned_arm_is_named_wherever_its_rate_is_used(tmp_path):
     losses = {("standard", rate): -rate for rate in (1, 2, 3)}
     losses |= {("boosted_residual", rate): abs(rate - 2) for rate in (1, 2, 3)}
-    arms = STANDARD, BOOSTED, Arm(name="x", tuned_as="standard")
-    after = replace(TINY, rates_from=swept(losses, tmp_path), arms=arms)
-    assert after.untuned(tmp_path) == {"standard", "x"}
-    assert replace(after, rate_of="standard").untuned(tmp_path) == {"standard", "boosted_residual", "x"}
+    after = replace(TINY, rates_from=swept(losses, tmp_path))
+    assert after.untuned(tmp_path) == {"standard"}
+    assert replace(after, rate_of="standard").untuned(tmp_path) == {"standard", "boosted_residual"}
     assert replace(after, rate_of="boosted_residual").untuned(tmp_path) == set()
     assert TINY.untuned(tmp_path) == set()
 
@@ -612,8 +608,8 @@ def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):
     arms = STANDARD, Arm(name="wide", model={"d_model": 16}), BOOSTED
     timed = {"standard": pace(1.0), "wide": pace(2.0), "boosted_residual": pace(2.0)}
     sweep = swept({(arm.name, 1e-3): 1.0 for arm in arms}, tmp_path, arms, **timed)
-    arm = Arm(name="slow", equal_to=BOOSTED, equal_in="time", tuned_as="wide")
-    experiment = replace(TINY, rates_from=sweep, arms=(arm,))
+    arm = Arm(name="slow", equal_to=BOOSTED, equal_in="time")
+    experiment = replace(TINY, rates_from=sweep, arms=(arm,), rate_of="wide")
     found = experiment.tuned(tmp_path).runs()[0].model
     assert (found.d_model, found.d_ffn) == (16, 64)
     with pytest.raises(ValueError, match="by: got 'time'"):
@@ -629,8 +625,10 @@ def test_no_run_of_a_sweep_is_reported():
             assert len(sweep.grid["learning_rate"]) >= 3
 
 
-def test_further_arms_take_the_rate_of_an_arm_of_the_sweep():
-    assert {arm.tuned_as for arm in FURTHER_ARMS} <= {arm.name for arm in MAIN_ARMS}
+def test_a_rate_of_its_own_wants_a_sweep_of_its_own():
+    for experiment in EXPERIMENTS.values():
+        if experiment.rates_from and not experiment.rate_of:
+            assert all(arm in experiment.rates_from.arms for arm in experiment.arms)
 
 
 # The comparison
@@ -762,7 +760,11 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: replace(TINY, train=dict(seed=3)), "train: got ['seed']; want fields of TrainConfig"),
         (lambda: replace(TINY, arms=(Arm(name="a", train={"x": 1}),)), "arm a: got ['x']; want fields of TrainConfig"),
         (lambda: replace(TINY, grid={"x": (1,)}), "grid: got ['x']; want fields of ModelConfig and TrainConfig"),
-        (lambda: replace(TINY, rate_of="x"), "rate_of: got x; want one of standard, boosted_residual"),
+        (lambda: replace(TINY, rate_of="x"), "rate_of: got x; want an arm of rates_from: there is no sweep"),
+        (
+            lambda: replace(TINY, rates_from=TINY, rate_of="x"),
+            "rate_of: got x; want an arm of rates_from: standard, boosted_residual",
+        ),
         (lambda: CorpusSpec(name="nowhere").load("/"), "corpora: got /; want a folder that holds nowhere"),
     ],
 )
