@@ -74,7 +74,8 @@ def next_token_loss(
     if large and full and hasattr(nnf, "linear_cross_entropy"):
         options = nn.LinearCrossEntropyOptions(
             batch_chunk_size=rows,
-            allow_retain_graph=torch.compiler.is_compiling(),  # it insists
+            # Compiled code must allow it, or tracing fails.
+            allow_retain_graph=torch.compiler.is_compiling(),
         )
         return nnf.linear_cross_entropy(
             h, weight, targets, reduction=reduction, options=options
@@ -365,8 +366,8 @@ class LanguageModel(nn.Module):
         Parameters
         ----------
         seed : int
-            An initial weight depends on this, on the name of the weight and on its
-            shape, and on nothing else: models that share a name share its weight.
+            An initial weight depends on this, on the name of the weight, on its shape
+            and on ``init_std``, and on nothing else: models that share a name share its weight.
         """
         _check_seed(seed)
         for name, module in self.named_modules():
@@ -710,8 +711,8 @@ def next_token_probabilities(
     top_k : int, optional
         Only the k most probable tokens stay.
     top_p : float, optional
-        Of these, only the fewest most probable tokens stay whose share is at least
-        p.
+        Of these, their probabilities made to sum to 1 again, only the fewest most
+        probable tokens stay whose share is at least p.
 
     Returns
     -------
