@@ -769,6 +769,15 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     return Corpus(folder, manifest, **arrays)
 
 
+def _cache_root(cache: str | Path | None) -> Path:
+    """The folder of caches."""
+    root = Path(
+        cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
+    )
+    require(not root.is_file(), "cache", f"{root}, a file", "a folder")
+    return root
+
+
 def load_corpus(
     name_or_folder: str | Path = "python-docs",
     *,
@@ -830,10 +839,7 @@ def load_corpus(
     kind = type(name_or_folder).__name__
     right = isinstance(name_or_folder, str | Path)
     require(right, "name_or_folder", kind, "a name or a folder")
-    root = Path(
-        cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
-    )
-    require(not root.is_file(), "cache", f"{root}, a file", "a folder")
+    root = _cache_root(cache)
     name, path = str(name_or_folder), Path(name_or_folder)
     if name in HUB:
         rows, source = _from_hub(name)

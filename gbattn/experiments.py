@@ -36,7 +36,14 @@ from gbattn.conventions import (
     require,
     results_folder,
 )
-from .corpora import HUB, Corpus, load_corpus
+from gbattn.corpora import (
+    HUB,
+    MANIFEST,
+    Corpus,
+    _cache_root,
+    load_corpus,
+    open_corpus,
+)
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
@@ -313,6 +320,13 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
 #| code-fold: true
 @lru_cache(8)
 def _load(spec: "CorpusSpec", corpora: str | None) -> Corpus:
+    if (
+        spec.fingerprint is not None
+    ):  # its tokens are known, wherever they were made
+        for found in sorted(_cache_root(None).glob(f"{spec.name}-*/{MANIFEST}")):
+            corpus = open_corpus(found.parent)
+            if corpus.fingerprint == spec.fingerprint:
+                return corpus
     known = spec.name == "python-docs" or spec.name in HUB
     place = spec.name
     if not known:
@@ -359,7 +373,9 @@ class CorpusSpec:
     fingerprint: str | None = None
 
     def load(self, corpora: str | Path | None = None) -> Corpus:
-        """Return the corpus, made once and cached.
+        """Return the corpus, made once and cached. Where a fingerprint is given and
+        the cache has such a corpus, as when it was carried here, the text itself is
+        not needed.
 
         Parameters
         ----------
@@ -1168,10 +1184,13 @@ def run(
     corpora = None if corpora is None else str(corpora)
     runs = experiment.tuned(folder).shard(*shard)
     left = [one for one in runs if _finished(one, folder) is None]
-    if left:
-        experiment.corpus.load(
-            corpora
-        )  # tokenised once, before anybody waits for it
+    if left:  # what would stop every run stops this one, before the first hour
+        try:
+            (folder / experiment.name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            got, want = f"{folder} ({error.strerror})", "one that can be written to"
+            require(False, "folder", got, want)
+        experiment.corpus.load(corpora)
     if left and workers == 1:
         _work(runs, folder, work, corpora, progress)
     elif left:
@@ -1516,6 +1535,23 @@ _PAPER_TEXT = CorpusSpec(
 )
 
 
+def _amount(name: str, tokens: int, fingerprint: str) -> Experiment:
+    """`mini` with another amount of text, and as many updates."""
+    return Experiment(
+        name=f"mini-{name}",
+        question=f"mini with {tokens:,} distinct tokens, and as many updates",
+        corpus=replace(
+            _WIKIPEDIA, max_train_tokens=tokens, fingerprint=fingerprint
+        ),
+        model=_SMALL,
+        train=_PUBLISHED
+        | dict(steps=1684, warmup_steps=135, evaluate_every=112, log_every=20),
+        arms=(STANDARD, WIDER, BOOSTED),
+        seeds=(1, 2, 3),
+        **_AT_ONE_RATE,
+    )
+
+
 def _rung(
     d_model: int,
     tokens: int,
@@ -1609,6 +1645,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_AT_ONE_RATE,
         ),
         Experiment(
+            name="mini-rotary",
+            question="the same with rotary positions",
+            arms=(STANDARD, WIDER, BOOSTED),
+            seeds=(1, 2, 3),
+            **_MINI | dict(model=_SMALL | dict(positions="rotary")),
+            **_AT_ONE_RATE,
+        ),
+        Experiment(
             name="mini-gutenberg",
             question="the same on another text",
             arms=MAIN_ARMS,
@@ -1616,6 +1660,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_MINI | dict(corpus=_GUTENBERG),
             **_AT_ONE_RATE,
         ),
+        _amount("quarter", 115_000, "9097c11bef60"),
+        _amount("fourfold", 1_840_000, "ff6f8b529b40"),
         _ONE_PASS_SWEEP,
         Experiment(
             name="one-pass",
@@ -1624,9 +1670,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             rates_from=_ONE_PASS_SWEEP,
             **_ONE_PASS,
         ),
-        *_rung(48, 295_000, "b26f2a33ff6d", 86, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
-        *_rung(96, 890_000, "070e533aa74c", 260, (1e-3, 2e-3, 4e-3), (1,)),
-        *_rung(128, 1_453_000, "99fa1767dade", 425, (1e-3, 2e-3, 4e-3), (1,)),
+        *_rung(48, 295_000, "b26f2a33ff6d", 86, (4e-3, 8e-3, 16e-3), (1, 2, 3)),
+        *_rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1,)),
+        *_rung(128, 1_453_000, "99fa1767dade", 425, (2e-3, 4e-3, 8e-3), (1,)),
         *_rung(192, 2_979_000, "a12125b3749a", 870, (5e-4, 1e-3, 2e-3), (1, 2, 3)),
         *_rung(256, 5_038_000, "4c13c253e47c", 1475, (5e-4, 1e-3, 2e-3), (1, 2, 3)),
         Experiment(

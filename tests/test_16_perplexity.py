@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -253,6 +254,11 @@ def test_the_declared_experiments_hold_together(name):
     runs = replace(experiment, arms=arms, seeds=experiment.seeds[:1]).runs()
     assert len({one.id for one in runs}) == len(runs)
     assert {one.planned for one in runs} == {len(runs)}
+    if name in ("mini-quarter", "mini-fourfold"):  # as many updates as mini, and no other model
+        mini = EXPERIMENTS["mini"].corpus
+        assert runs[0].train.steps == 15 * ((mini.max_train_tokens - 1) // 128) // 32
+        assert experiment.corpus.max_train_tokens in (mini.max_train_tokens / 4, mini.max_train_tokens * 4)
+        assert experiment.model == EXPERIMENTS["mini"].model
     if name.startswith("ladder"):  # as many tokens a parameter as mini
         share = lambda e: e.corpus.max_train_tokens / MEASURES["parameters"](e.model_of(STANDARD))
         assert share(experiment) == pytest.approx(share(EXPERIMENTS["mini"]), rel=1e-2)
@@ -784,6 +790,28 @@ def test_another_text_than_the_pinned_one_is_refused(corpora, monkeypatch):
     monkeypatch.delenv("GBATTN_CORPORA")
     with pytest.raises(ValueError, match="corpora: got nothing; want a folder that holds elsewhere"):
         CorpusSpec(name="elsewhere").load()
+
+
+def test_a_cache_that_was_carried_here_needs_no_text(corpora, monkeypatch, tmp_path):
+    """It is known by its fingerprint; a corpus of the same name with another one is not taken for it."""
+    here = CorpusSpec(name="tiny", vocab_size=260).load(corpora)
+    shorter = CorpusSpec(name="tiny", vocab_size=260, max_train_tokens=100).load(corpora)
+    for corpus in (here, shorter):
+        shutil.copytree(corpus.folder, tmp_path / "cache" / corpus.folder.name)
+    monkeypatch.setenv("GBATTN_CACHE", str(tmp_path / "cache"))
+    for corpus in (here, shorter):
+        pinned = CorpusSpec(name="tiny", vocab_size=260, fingerprint=corpus.fingerprint)
+        found = replace(pinned, max_train_tokens=len(corpus.train)).load(tmp_path)
+        assert found.folder.parent == tmp_path / "cache" and len(found.train) == len(corpus.train)
+    with pytest.raises(ValueError, match="corpora: got .*; want a folder that holds tiny"):
+        CorpusSpec(name="tiny", vocab_size=260, fingerprint="000").load(tmp_path)
+
+
+def test_a_folder_of_records_that_cannot_be_is_refused_before_any_run(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr("gbattn.experiments._work", lambda *share: pytest.fail("a run was started"))
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(ValueError, match="folder: got .*results .*; want one that can be written to"):
+        go(corpora, tmp_path)
 
 
 def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
