@@ -29,7 +29,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .conventions import is_count, is_integer, is_number, require
+from gbattn.conventions import (
+    _check_folder,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
 def _load(package: str):
@@ -833,7 +839,7 @@ def load_corpus(
     root = Path(
         cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
     )
-    require(not root.is_file(), "cache", f"{root}, a file", "a folder")
+    _check_folder("cache", root)
     name, path = str(name_or_folder), Path(name_or_folder)
     if name in HUB:
         rows, source = _from_hub(name)
@@ -842,7 +848,7 @@ def load_corpus(
     else:
         known = ", ".join(["python-docs", *HUB])
         require(
-            path.is_dir(),
+            bool(name) and path.is_dir(),  # the path of no name is this folder
             "name_or_folder",
             repr(name),
             f"one of {known}, or a folder with train.txt, valid.txt and test.txt",

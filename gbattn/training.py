@@ -24,7 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from .conventions import is_count, is_integer, is_number, require
+from gbattn.conventions import (
+    _check_folder,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 from .corpora import Batch, TokenStream, bits_per_byte, sequential_windows
 
 # %% ../nbs/15_training.ipynb #bc620525
@@ -894,6 +900,8 @@ def train(
     """
     where = folder is not None or not tensorboard
     require(where, "tensorboard", "True without a folder", "a folder to write to")
+    if folder:
+        _check_folder("folder", Path(folder))
     run = _Run(model, corpus, config, folder and Path(folder))
     if run.folder:
         _resume(run)

@@ -595,11 +595,14 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         ValueError, match="name_or_folder: got 'wikitext'; want one of python-docs, wikitext-103, wikitext-2, openweb"
     ):
         load_corpus("wikitext")
+    with pytest.raises(ValueError, match="name_or_folder: got ''; want one of python-docs, .*or a folder with"):
+        load_corpus("")
     with pytest.raises(ValueError, match="name_or_folder: got NoneType; want a name or a folder"):
         load_corpus(None)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
-        load_corpus(cache=tmp_path / "file")
+    for blocked in ("file", "file/sub"):
+        with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
+            load_corpus(cache=tmp_path / blocked)
     with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
         load_corpus(corpus.folder)
     with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):

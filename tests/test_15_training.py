@@ -781,6 +781,15 @@ def test_tensorboard_needs_a_folder():
         train(Toy(), CORPUS, config(), tensorboard=True)
 
 
+@pytest.mark.parametrize("place", ["a.txt", "a.txt/sub"])
+def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, place):
+    (tmp_path / "a.txt").write_text("no folder")
+    model = Toy()
+    with pytest.raises(ValueError, match=r"folder: got .*a\.txt, a file; want a folder"):
+        run(model, folder=tmp_path / place)
+    assert not model.seen
+
+
 def test_the_batch_must_split_among_the_processes(monkeypatch):
     real = training._accelerator
 
