@@ -273,11 +273,15 @@ def _tell(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
-def _write(path: Path, content: dict) -> None:
-    """Write JSON beside its place, and move it there when it is whole."""
+def _put(path: Path, content: bytes) -> None:
+    """Write a file beside its place, and move it there when it is whole."""
     draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    draft.write_bytes(content)
     draft.replace(path)
+
+
+def _write(path: Path, content: dict) -> None:
+    _put(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
@@ -324,6 +328,8 @@ def _check_device(device: str | None) -> None:
 _RUN = "run.json"
 _LOCK = ".lock"
 _FORMAT = "gbattn run 1"
+_SOURCE = {"corpus": str, "recipe": dict, "fingerprint": str}
+_RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
 
 
 def _demand_ours(folder: Path) -> None:
@@ -364,6 +370,10 @@ def _read_run(folder: Path) -> dict:
     except (ValueError, TypeError, KeyError):
         known = False
     _require(known, str(path), "the file of another program or version", want)
+    whole = all(isinstance(found.get(name), kind) for name, kind in _SOURCE.items())
+    whole = whole and found["recipe"].keys() == _RECIPE
+    cure = "what gbattn train wrote: copy it again, or train into another folder"
+    _require(whole, str(path), "a file that is damaged", cure)
     return found
 
 
@@ -394,25 +404,22 @@ def _save_tokenizer(corpus: "Corpus", folder: Path) -> None:
     """Everything of a corpus but its tokens."""
     from gbattn.corpora import MANIFEST
 
+    # Byte for byte, as the one holds the checksum of the other.
     for name in (corpus.manifest["tokenizer"]["file"], MANIFEST):
-        content = json.loads((corpus.folder / name).read_text("utf-8"))
-        _write(folder / name, content)
+        _put(folder / name, (corpus.folder / name).read_bytes())
 
 
 def _open_tokenizer(folder: Path) -> "Corpus":
     """The corpus that a model has learned from, without its tokens."""
     import numpy as np
 
-    from gbattn.corpora import FORMAT, MANIFEST, Corpus
+    from gbattn.corpora import MANIFEST, Corpus, _read_manifest
 
-    path, want = folder / MANIFEST, "what gbattn train wrote"
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        known = manifest["format"] == FORMAT
-        none = np.empty(0, manifest["splits"]["train"]["dtype"])
-    except (OSError, ValueError, TypeError, KeyError):
-        known = False
-    _require(known, str(path), "no such file, or a damaged one", want)
+    path = folder / MANIFEST
+    cure = "what gbattn train wrote; the same command once more writes it again"
+    _require(path.is_file(), str(path), "no such file", cure)
+    manifest = _read_manifest(path, cure)
+    none = np.empty(0, manifest["splits"]["train"]["dtype"])
     return Corpus(folder, manifest, none, none, none)
 
 # %% ../nbs/Z_command_line.ipynb #f92d9949

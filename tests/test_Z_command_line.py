@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gbattn import command_line
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
-from gbattn.corpora import load_corpus
+from gbattn.corpora import load_corpus, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, evaluate
@@ -440,18 +440,46 @@ def test_a_damaged_checkpoint_is_no_option(text, tmp_path, call, result):
     refused(call("train", text, "--folder", tmp_path / "m", *SHORT), 1, "checkpoints: got", "delete that one")
 
 
+BARE = '{"format": "gbattn corpus 1", "splits": {"train": {"dtype": "uint16"}}}'
+TORN = '{"format": "gbattn run 1", "corpus": "tiny", "fingerprint": "", "recipe": {}}'
+
+
+def copy_files(source, target):
+    for path in source.iterdir():
+        if path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+
+
 @pytest.mark.parametrize("name, content", [("corpus.json", None), ("corpus.json", "{}"), ("run.json", "[1]"),
                                            ("run.json", '{"format": 2}'), ("config.json", "{"),
-                                           ("model.safetensors", None), ("model.safetensors", "no")])  # fmt: skip
+                                           ("model.safetensors", None), ("model.safetensors", "no"),
+                                           ("corpus.json", BARE), ("run.json", '{"format": "gbattn run 1"}'),
+                                           ("run.json", TORN), ("tokenizer.json", None), ("tokenizer.json", ""),
+                                           ("tokenizer.json", '{"version":'), ("tokenizer.json", "{}")])  # fmt: skip
 def test_a_damaged_folder(trained, tmp_path, call, name, content):
-    for path in trained.iterdir():
-        if path.is_file():
-            (tmp_path / path.name).write_bytes(path.read_bytes())
+    copy_files(trained, tmp_path)
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)
     stopped = (name, content) == ("model.safetensors", None)  # for all that can be seen
-    refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(tmp_path))
+    named = tmp_path if stopped or name == "config.json" else tmp_path / name
+    refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
+    if name != "tokenizer.json":  # which only --text reads
+        refused(call("evaluate", tmp_path), 2 if stopped else 1, str(named), "; want ")
+
+
+def test_a_foreign_tokenizer_is_found_out(text, trained, tmp_path, call, result):
+    """One of the same size, of another text; and the same training once more puts it right."""
+    copy_files(trained, tmp_path)
+    other = train_tokenizer([sentences(200, 7).upper()], 300).to_str()
+    (tmp_path / "tokenizer.json").write_text(other)
+    said = [str(tmp_path / "tokenizer.json"), "do not match their checksum; want the file that corpus.json was written"]
+    refused(call("generate", "--folder", tmp_path), 1, *said)
+    refused(call("evaluate", tmp_path, "--text", Path(text) / "test.txt"), 1, *said)
+    shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    result("train", text, "--folder", tmp_path, *SHORT)
+    words = ["generate", "a cat", "--max-new-tokens", "4", "--folder"]
+    assert result(*words, tmp_path)["texts"] == result(*words, trained)["texts"]
 
 
 @pytest.mark.parametrize("package", ["tyro", "tokenizers", "accelerate", "safetensors.torch"])
