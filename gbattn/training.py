@@ -985,7 +985,8 @@ def evaluate(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants.
+        Naming the argument, what it got and what it wants; also for a model whose
+        loss is not finite.
 
     Notes
     -----
@@ -997,6 +998,8 @@ def evaluate(
         tokens, length, context=context, batch_size=batch_size
     )
     nats, n_tokens = _nats(model, windows)
+    want = "a finite one: look for NaN and infinity in the weights"
+    require(math.isfinite(nats), "model", f"a loss of {nats}", want)
     loss = nats / n_tokens
     bits = None if n_bytes is None else bits_per_byte(nats, n_bytes)
     perplexity = math.exp(loss) if loss < 700 else math.inf

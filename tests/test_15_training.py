@@ -733,6 +733,16 @@ def test_a_hopeless_model_has_infinite_perplexity():
     assert evaluate(model, np.ones(20, int)).perplexity == math.inf
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("n_bytes", [None, 3000])
+def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
+    model = Toy()
+    with torch.no_grad():
+        model.head.bias[0] = bad
+    with pytest.raises(ValueError, match="model: got a loss of (nan|inf); want a finite one: look for NaN"):
+        evaluate(model, TOKENS, n_bytes=n_bytes)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
