@@ -273,11 +273,15 @@ def _tell(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
-def _write(path: Path, content: dict) -> None:
-    """Write JSON beside its place, and move it there when it is whole."""
+def _put(path: Path, content: bytes) -> None:
+    """Write a file beside its place, and move it there when it is whole."""
     draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    draft.write_bytes(content)
     draft.replace(path)
+
+
+def _write(path: Path, content: dict) -> None:
+    _put(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
@@ -285,7 +289,7 @@ def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
     from gbattn.corpora import MANIFEST, load_corpus, open_corpus
 
     with _renamed(name_or_folder="corpus", folder="corpus"):
-        if (Path(corpus) / MANIFEST).is_file():
+        if corpus and (Path(corpus) / MANIFEST).is_file():
             return open_corpus(corpus)
         _tell(f"reading {corpus}")
         return load_corpus(corpus, cache=cache, **recipe)
@@ -324,16 +328,27 @@ def _check_device(device: str | None) -> None:
 _RUN = "run.json"
 _LOCK = ".lock"
 _FORMAT = "gbattn run 1"
+_SOURCE = {"corpus": str, "recipe": dict, "fingerprint": str}
+_RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
 
 
 def _demand_ours(folder: Path) -> None:
     """Stop at a folder that holds anything which this program did not make."""
-    _require(not folder.is_file(), "folder", f"the file {folder}", "a folder")
+    from gbattn.conventions import _check_folder
+
+    _check_folder("folder", folder)
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     foreign = set() if _RUN in there else there - {_LOCK}
     got = f"{folder}, which holds {', '.join(sorted(foreign)[:3])} and no {_RUN}"
     want = "a new or empty folder, or one that gbattn train made"
     _require(not foreign, "folder", got, want)
+
+
+def _demand_one_process(command: str, instead: str) -> None:
+    """Stop under torchrun and its like, which start a program several times."""
+    processes = os.environ.get("WORLD_SIZE") or "1"
+    want = f"1, as gbattn {command} is one process; {instead}"
+    _require(processes == "1", "WORLD_SIZE", processes, want)
 
 
 @contextmanager
@@ -364,21 +379,31 @@ def _read_run(folder: Path) -> dict:
     except (ValueError, TypeError, KeyError):
         known = False
     _require(known, str(path), "the file of another program or version", want)
+    whole = all(isinstance(found.get(name), kind) for name, kind in _SOURCE.items())
+    whole = whole and found["recipe"].keys() == _RECIPE
+    cure = "what gbattn train wrote: copy it again, or train into another folder"
+    _require(whole, str(path), "a file that is damaged", cure)
     return found
 
 
 def _claim(folder: Path, settings: dict) -> None:
-    """Write what a folder is for; refuse one that is for something else."""
-    if not (folder / _RUN).is_file():
-        _write(folder / _RUN, {"format": _FORMAT} | settings)
-        return
-    there, here = _flat(_read_run(folder)), _flat(settings)
-    ignored = ("format", "training.checkpoint_every")
-    names = [n for n in there | here if there.get(n) != here.get(n)]
-    names = [name for name in names if name not in ignored]
-    said = lambda found: ", ".join(f"{n} = {found.get(n)}" for n in names)
-    want = f"{said(there)}, to go on with the run in {folder}; or another --folder"
-    _require(not names, "folder", said(here), want)
+    """Write what a folder is for; refuse one that keeps something else. A run that
+    was refused, or that ended before its first checkpoint, keeps nothing."""
+    from gbattn.training import checkpoints
+
+    kept = checkpoints(folder / "checkpoints")
+    if (folder / _RUN).is_file():
+        there, here = _flat(_read_run(folder)), _flat(settings)
+        ignored = ("format", "training.checkpoint_every")
+        names = [n for n in there | here if there.get(n) != here.get(n)]
+        names = [name for name in names if name not in ignored]
+        said = lambda found: ", ".join(f"{n} = {found.get(n)}" for n in names)
+        want = (
+            f"{said(there)}, to go on with the run in {folder}; or another --folder"
+        )
+        free = not kept and not (folder / "model.safetensors").is_file()
+        _require(free or not names, "folder", said(here), want)
+    _write(folder / _RUN, {"format": _FORMAT} | settings)
 
 
 def _flat(settings: dict) -> dict:
@@ -394,25 +419,22 @@ def _save_tokenizer(corpus: "Corpus", folder: Path) -> None:
     """Everything of a corpus but its tokens."""
     from gbattn.corpora import MANIFEST
 
+    # Byte for byte, as the one holds the checksum of the other.
     for name in (corpus.manifest["tokenizer"]["file"], MANIFEST):
-        content = json.loads((corpus.folder / name).read_text("utf-8"))
-        _write(folder / name, content)
+        _put(folder / name, (corpus.folder / name).read_bytes())
 
 
 def _open_tokenizer(folder: Path) -> "Corpus":
     """The corpus that a model has learned from, without its tokens."""
     import numpy as np
 
-    from gbattn.corpora import FORMAT, MANIFEST, Corpus
+    from gbattn.corpora import MANIFEST, Corpus, _read_manifest
 
-    path, want = folder / MANIFEST, "what gbattn train wrote"
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        known = manifest["format"] == FORMAT
-        none = np.empty(0, manifest["splits"]["train"]["dtype"])
-    except (OSError, ValueError, TypeError, KeyError):
-        known = False
-    _require(known, str(path), "no such file, or a damaged one", want)
+    path = folder / MANIFEST
+    cure = "what gbattn train wrote; the same command once more writes it again"
+    _require(path.is_file(), str(path), "no such file", cure)
+    manifest = _read_manifest(path, cure)
+    none = np.empty(0, manifest["splits"]["train"]["dtype"])
     return Corpus(folder, manifest, none, none, none)
 
 # %% ../nbs/Z_command_line.ipynb #f92d9949
@@ -470,7 +492,8 @@ def train_model(
 
     Without any option: a small boosted model, on the documentation that Python
     carries. The folder keeps checkpoints: the same command goes on from there after
-    an interruption, to the same end.
+    an interruption, to the same end. It is one process: under torchrun or accelerate
+    launch, call gbattn.training.train.
 
     Parameters
     ----------
@@ -505,12 +528,18 @@ def train_model(
     from gbattn.training import checkpoints, train
 
     started = time.perf_counter()
+    instead = "under torchrun or accelerate launch, call gbattn.training.train"
+    _demand_one_process("train", instead)
     _demand_ours(folder)
     recipe = dict(tokenizer=tokenizer, max_train_tokens=max_train_tokens)
     recipe |= dict(vocab_size=model.vocab_size)
     text = _load_text(corpus, recipe, cache)
     recipe = _recipe_of(text, recipe)
     place = str(Path(corpus).resolve()) if Path(corpus).is_dir() else corpus
+    window = "max_length" if training.length is None else "length"
+    length = training.length or model.max_length
+    want = f"fewer than the {len(text.train):,} tokens of the training text"
+    _require(length < len(text.train), window, length, want)
     model = replace(model, vocab_size=text.vocab_size)
     learner = LanguageModel(model, seed=training.seed)
     how = dict(max_new_tokens=sample_tokens, temperature=temperature)
@@ -658,7 +687,8 @@ def evaluate_model(
         there = corpus is not None or place.is_dir() or not place.is_absolute()
         want = "where the text of the training is now, or --text and another"
         _require(there, "corpus", f"none, and {place} is gone", want)
-        source = _load_text(corpus or run["corpus"], run["recipe"], cache)
+        corpus = run["corpus"] if corpus is None else corpus
+        source = _load_text(corpus, run["recipe"], cache)
         same = source.fingerprint == run["fingerprint"]
         got = f"a text with fingerprint {source.fingerprint}"
         want = f"{run['fingerprint']}, as in training; --text scores any other text"
@@ -854,6 +884,11 @@ def run_experiment(
     from gbattn.cost import measure_machine
     from gbattn.experiments import EXPERIMENTS, records_of, run
 
+    _demand_one_process("run", "--workers starts more")
+    k, n = shard
+    _require(
+        1 <= k <= n, "shard", f"{k}/{n}", "K/N with K from 1 to N, such as 2/8"
+    )
     folder = _folder_of_records(results)
     rate = measure_machine().flops
     if name is None:
@@ -866,6 +901,8 @@ def run_experiment(
     _require(name in EXPERIMENTS, "name", repr(name), f"one of {known}")
     before = _standing(EXPERIMENTS[name], records_of(name, folder), rate)
     _tell(_say_standing(before))
+    if not EXPERIMENTS[name].tuned(folder).shard(k, n):
+        _tell(f"part {k}/{n} of {name} is empty: there is nothing to run here")
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
         records = run(name, workers=workers, shard=shard, **places)

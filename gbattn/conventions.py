@@ -125,6 +125,12 @@ def is_count(x: object) -> bool:
     return is_integer(x) and int(x) > 0
 
 
+def _check_folder(name: str, folder: Path) -> None:
+    """Whether a folder is there, or can be made: no file stands in its way."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    require(there.is_dir(), name, f"{there}, a file", "a folder")
+
+
 def check_tensors(
     *, finite: bool = False, **tensors: torch.Tensor
 ) -> dict[str, int]:
@@ -494,9 +500,12 @@ def _read_records(path: Path) -> list[Record]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         entries = found if isinstance(found, list) else [found]
-        return [Record(**entry) for entry in entries]
+        records = [Record(**entry) for entry in entries]
     except (ValueError, TypeError):  # no text, no JSON, or other JSON
-        require(False, str(path), "no record", "one: mend the file or delete it")
+        records = []
+    want = "one: mend the file or delete it"
+    require(bool(records), str(path), "no record", want)
+    return records
 
 
 def load_records(experiment: str, folder: Path | None = None) -> list[Record]:

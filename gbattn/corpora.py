@@ -29,7 +29,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .conventions import is_count, is_integer, is_number, require
+from gbattn.conventions import (
+    _check_folder,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
 def _load(package: str):
@@ -440,6 +446,10 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
 #| code-fold: true
 FORMAT = "gbattn corpus 1"
 MANIFEST = "corpus.json"
+_TOKENIZER_CURE = (
+    "the file that corpus.json was written with: copy the folder again, or make it "
+    "again by the command that made it"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -493,9 +503,20 @@ class Corpus:
         return hashlib.sha256(joined.encode()).hexdigest()[:12]
 
     @cached_property
+    def _tokenizer_file(self) -> tuple[Path, str]:
+        """Where the tokenizer is, and its JSON: the one that the tokens are of."""
+        part = self.manifest["tokenizer"]
+        path = self.folder / part["file"]
+        require(path.is_file(), str(path), "no such file", _TOKENIZER_CURE)
+        same = _checksum(path) == part["sha256"]
+        got = "bytes that do not match their checksum"
+        require(same, str(path), got, _TOKENIZER_CURE)
+        return path, path.read_text("utf-8")
+
+    @cached_property
     def vocabulary(self) -> list[bytes]:
         """The bytes that each token type spells."""
-        text = (self.folder / self.manifest["tokenizer"]["file"]).read_text("utf-8")
+        _, text = self._tokenizer_file
         return _spellings(json.loads(text), self.manifest["recipe"]["tokenizer"])
 
     @cached_property
@@ -545,8 +566,13 @@ class Corpus:
 
     @cached_property
     def _tokenizer(self):
-        path = self.folder / self.manifest["tokenizer"]["file"]
-        return _load("tokenizers").Tokenizer.from_file(str(path))
+        library, (path, text) = _load("tokenizers"), self._tokenizer_file
+        try:
+            return library.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            got = f"what tokenizers {library.__version__} cannot read ({error})"
+            made = self.manifest["made_with"]["tokenizers"]
+            require(False, str(path), got, f"tokenizers {made}, which wrote it")
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens; bytes that are no UTF-8, as at a cut in
@@ -568,6 +594,19 @@ def _checksum(path: Path) -> str:
 def _checksum_of_manifest(manifest: dict) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(path: Path, cure: str) -> dict:
+    """What a folder says of itself, as it was written."""
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        found = manifest.get("format")
+    except (ValueError, AttributeError):
+        found = None
+    require(found == FORMAT, str(path), f"format {found!r}", f"{FORMAT!r}: {cure}")
+    same = manifest.get("sha256") == _checksum_of_manifest(manifest)
+    require(same, str(path), "contents that do not match their checksum", cure)
+    return manifest
 
 
 def _pieces(rows: Iterable[str], size: int = 2**16) -> Iterator[str]:
@@ -715,7 +754,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     verify : bool
         Whether to read all files and compare their checksums. Without it only that
         of ``corpus.json`` and the sizes of the others are compared, and nothing is
-        read until it is used.
+        read until it is used; the tokenizer's is compared then.
 
     Returns
     -------
@@ -735,14 +774,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", cure)
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        found = manifest.get("format")
-    except (ValueError, AttributeError):
-        found = None
-    require(found == FORMAT, str(path), f"format {found!r}", f"{FORMAT!r}: {cure}")
-    same = manifest.get("sha256") == _checksum_of_manifest(manifest)
-    require(same, str(path), "contents that do not match their checksum", cure)
+    manifest = _read_manifest(path, cure)
     parts = {"tokenizer": manifest["tokenizer"], **manifest["splits"]}
     sizes = {
         split: parts[split]["tokens"] * np.dtype(parts[split]["dtype"]).itemsize
@@ -774,7 +806,7 @@ def _cache_root(cache: str | Path | None) -> Path:
     root = Path(
         cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
     )
-    require(not root.is_file(), "cache", f"{root}, a file", "a folder")
+    _check_folder("cache", root)
     return root
 
 
@@ -848,7 +880,7 @@ def load_corpus(
     else:
         known = ", ".join(["python-docs", *HUB])
         require(
-            path.is_dir(),
+            bool(name) and path.is_dir(),  # the path of no name is this folder
             "name_or_folder",
             repr(name),
             f"one of {known}, or a folder with train.txt, valid.txt and test.txt",

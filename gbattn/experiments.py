@@ -960,7 +960,9 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
 #| code-fold: true
 def _read(path: Path, one: Run) -> Record:
     """The record of a run, if its settings are still those of the run."""
-    (record,) = _read_records(path)
+    found = _read_records(path)
+    require(len(found) == 1, str(path), f"{len(found)} records", "one, of one run")
+    record = found[0]
     known = json.loads(json.dumps(one.settings))
     if known["text"]["fingerprint"] is None:
         known["text"]["fingerprint"] = record.settings["text"]["fingerprint"]

@@ -247,6 +247,12 @@ class ModelConfig:
             want = f"{'a base' if not turns else 'none'} with positions={self.positions!r}"
             got = f"rotary={inner.get('rotary')}"
             require(fits, "attention_options", got, want)
+            # The layer would speak of a base, which nobody may have given.
+            positive = inner.get("feature_map", "elu") == "elu"
+            fits = not (turns and positive and options["attention"] == "linear")
+            got = "'rotary' with attention='linear', whose features must stay positive"
+            want = "'learned', or attention_options={'feature_map': 'identity'}"
+            require(fits, "positions", got, want)
         try:
             Block(self.d_model, self.n_heads, **options, device="meta")
         except TypeError as error:
@@ -557,10 +563,13 @@ class LanguageModel(nn.Module):
         Raises
         ------
         ValueError
-            Naming the argument, what it got and what it wants.
+            Naming the argument, what it got and what it wants; also when a token was
+            drawn from logits that are not finite.
 
         Notes
         -----
+        In float32 and float64 the tokens are the same with a cache and without, in a
+        batch and alone. In half precision rounding may part them when sampling.
         Dropout is off meanwhile. Source: chapter 13.
         """
         self._check_generate(prompt, max_new_tokens, lengths, end)
@@ -570,14 +579,19 @@ class LanguageModel(nn.Module):
         chances = _chances(seed, B, max_new_tokens, prompt.device)
         tokens, unread = prompt, prompt
         ended = torch.zeros(B, dtype=torch.bool, device=prompt.device)
+        sound = ~ended
         was_training = self.training
         self.eval()
         try:
             for step in range(max_new_tokens):
                 seen = _padded(lengths, step, tokens.shape[1], unread.shape[1])
                 h = self._stream(unread, **seen, cache=caches)[:, -1]  # (B, D)
+                logits = self.logits(h)
+                # The largest is NaN if any is. It is asked for at the end alone: to
+                # look at each would make a GPU wait for Python.
+                sound = sound & (logits.amax(-1).isfinite() | ended)
                 p = next_token_probabilities(
-                    self.logits(h),
+                    logits,
                     temperature=temperature,
                     top_k=top_k,
                     top_p=top_p,
@@ -592,6 +606,8 @@ class LanguageModel(nn.Module):
                     break
         finally:
             self.train(was_training)
+        want = "finite ones: look for NaN and infinity in the weights"
+        require(bool(sound.all()), "model", "logits that are not finite", want)
         return tokens
 
     def _check_generate(self, prompt, max_new_tokens, lengths, end) -> None:
@@ -601,15 +617,15 @@ class LanguageModel(nn.Module):
         want, got = "a positive integer", repr(max_new_tokens)
         require(is_count(max_new_tokens), "max_new_tokens", got, want)
         (B, T), room = prompt.shape, self.config.max_length
-        longest = T if lengths is None else int(lengths.max()) if B else 0
-        fits = self.position_embedding is None or longest + max_new_tokens <= room
-        want = f"at most max_length = {room}, as positions are learned"
-        require(fits, "max_new_tokens", f"{longest} tokens and {got} more", want)
         if lengths is not None:
             padding_mask(lengths, T, side="left")
             _wanted(len(lengths) == B, "lengths", lengths, lambda: f"shape ({B},)")
             some = bool((lengths > 0).all())
             require(some, "lengths", lengths.tolist(), "one real token or more")
+        longest = T if lengths is None else int(lengths.max()) if B else 0
+        fits = self.position_embedding is None or longest + max_new_tokens <= room
+        want = f"at most max_length = {room}, as positions are learned"
+        require(fits, "max_new_tokens", f"{longest} tokens and {got} more", want)
         if end is not None:
             whole = is_integer(end) and 0 <= end < self.config.vocab_size
             want = f"None or a token from 0 to {self.config.vocab_size - 1}"
@@ -829,7 +845,12 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     require(facts.get("format") == _FORMAT, str(path), got, want)
     whole = facts.get("sha256") == _checksum(weights)
     require(whole, str(path), "weights that do not add up to their checksum", want)
-    same = json.loads(facts["config"]) == config.to_dict()
+    try:
+        saved = json.loads(facts["config"])
+    except (KeyError, ValueError) as error:
+        got = f"a damaged file (its config: {error!r})"
+        require(False, str(path), got, want)
+    same = saved == config.to_dict()
     got = "the weights of another config than that in config.json"
     require(same, str(path), got, "the two files of one save_pretrained")
     return weights

@@ -24,7 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from .conventions import is_count, is_integer, is_number, require
+from gbattn.conventions import (
+    _check_folder,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 from .corpora import Batch, TokenStream, bits_per_byte, sequential_windows
 
 # %% ../nbs/15_training.ipynb #bc620525
@@ -894,6 +900,8 @@ def train(
     """
     where = folder is not None or not tensorboard
     require(where, "tensorboard", "True without a folder", "a folder to write to")
+    if folder:
+        _check_folder("folder", Path(folder))
     run = _Run(model, corpus, config, folder and Path(folder))
     if run.folder:
         _resume(run)
@@ -977,7 +985,8 @@ def evaluate(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants.
+        Naming the argument, what it got and what it wants; also for a model whose
+        loss is not finite.
 
     Notes
     -----
@@ -989,6 +998,8 @@ def evaluate(
         tokens, length, context=context, batch_size=batch_size
     )
     nats, n_tokens = _nats(model, windows)
+    want = "a finite one: look for NaN and infinity in the weights"
+    require(math.isfinite(nats), "model", f"a loss of {nats}", want)
     loss = nats / n_tokens
     bits = None if n_bytes is None else bits_per_byte(nats, n_bytes)
     perplexity = math.exp(loss) if loss < 700 else math.inf

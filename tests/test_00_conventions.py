@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,6 +114,15 @@ def test_a_sum_that_overflows_is_not_taken_for_infinity():
     check_tensors(X=torch.full((2, 2), 3e38), finite=True)
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("no folder")
+    for path in (tmp_path, tmp_path / "new" / "deep", Path("new"), Path(".")):
+        conventions._check_folder("cache", path)
+    for path in (tmp_path / "a.txt", tmp_path / "a.txt" / "sub" / "deep"):
+        with pytest.raises(ValueError, match=r"cache: got .*a\.txt, a file; want a folder"):
+            conventions._check_folder("cache", path)
+
+
 def test_seeds_repeat_every_generator():
     def draw():
         generator = seed_everything(7)
@@ -200,7 +210,7 @@ def test_a_record_that_is_no_json_is_refused_and_leaves_nothing(tmp_path):
     assert load_records("trial", tmp_path)[0].measured["error"] == 0.5
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"experiment": "x"}', "\udcff"])
+@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"experiment": "x"}', "\udcff"])
 def test_a_file_that_holds_no_record_is_named(text, tmp_path):
     (tmp_path / "trial").mkdir()
     (tmp_path / "trial" / "bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))

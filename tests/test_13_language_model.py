@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import subprocess
 import sys
 
@@ -724,6 +725,27 @@ def test_generation_leaves_the_model_as_it_was():
     assert model.training
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("options", [dict(temperature=0), dict(), dict(top_k=3), dict(cache=False)], ids=str)
+def test_weights_that_are_not_finite_write_nothing(bad, options):
+    model, tokens = model_of("boosted"), tokens_of(2, 4)
+    with torch.no_grad():
+        model.blocks[1].ffn.down.bias[0] = bad
+    with pytest.raises(ValueError, match="model: got logits that are not finite; want finite ones: look for NaN"):
+        model.generate(tokens, 3, **options)
+
+
+def test_what_follows_an_end_is_not_looked_at():
+    """A place that is not finite, first read after the sequence has ended."""
+    model, tokens = model_of(), tokens_of(2, 4)
+    end = model.generate(tokens, 1, temperature=0)[0, -1].item()
+    with torch.no_grad():
+        model.position_embedding.weight[6] = math.nan
+    assert model.generate(tokens[:1].repeat(2, 1), 6, temperature=0, end=end).shape[1] == 5
+    with pytest.raises(ValueError, match="model: got logits that are not finite"):
+        model.generate(tokens, 6, temperature=0)
+
+
 def test_a_rotary_model_may_go_on_beyond_its_length():
     said = model_of("boosted", "rotary").generate(tokens_of(1, 4), T + 5)
     assert said.shape == (1, T + 9)
@@ -792,6 +814,32 @@ def test_a_flipped_bit(saved):
     content[-17] ^= 4
     path.write_bytes(content)
     refuses(saved, "weights that do not add up to their checksum")
+
+
+def test_a_flipped_bit_in_the_header(tmp_path):
+    """The file is named, or nothing was lost: a sample, as all of them take long."""
+    config = ModelConfig(vocab_size=3, max_length=2, d_model=2, n_layers=1, n_heads=1, positions="rotary", bias=False)
+    model = LanguageModel(config)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    said = {}
+    bits = range(8 * (8 + int.from_bytes(whole[:8], "little")))
+    for place in random.Random(0).sample(bits, 1000):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        path.write_bytes(content)
+        try:
+            again = LanguageModel.from_pretrained(tmp_path)
+        except ValueError as error:
+            name, _, got = str(error).partition(": got ")
+            assert name == str(path), error
+            said[got[:20]] = place
+        else:
+            assert again.config == config
+            for one, other in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+                assert one[0] == other[0] and one[1].dtype == other[1].dtype and torch.equal(one[1], other[1])
+    assert {"a damaged file (Erro", "a damaged file (its ", "the file of another ", "the weights of anoth"} <= set(said)
 
 
 def test_a_pickle_is_not_read(saved):
@@ -866,6 +914,13 @@ def test_a_config_goes_through_json(kind, tied, bias, norm, final_norm):
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_linear_attention_that_may_turn():
+    """Without positive features, as in chapter 1."""
+    options = {"feature_map": "identity"}
+    config = config_of(attention="linear", positions="rotary", attention_options=options)
+    assert LanguageModel(config)(tokens_of()).isfinite().all()
+
+
 def test_nobody_changes_a_config_from_outside():
     options, overrides = {"rounds": 2}, {0: {"dropout": 0.5}}
     config = config_of(attention="boosted", attention_options=options, overrides=overrides)
@@ -900,6 +955,14 @@ def test_nobody_changes_a_config_from_outside():
         (dict(attention_options={"bias": False}), "attention_options: got 'bias'; want no 'bias'"),
         (dict(attention_options={"rotary": 1e4}), "want none with positions='learned'"),
         (dict(attention_options={"rotary": None}, positions="rotary"), "want a base with positions='rotary'"),
+        (
+            dict(attention="linear", positions="rotary"),
+            "positions: got 'rotary' with attention='linear', whose features must stay positive; want 'learned', or",
+        ),
+        (
+            dict(overrides={1: {"attention": "linear"}}, positions="rotary", attention_options={"rotary": 100.0}),
+            "positions: got 'rotary' with attention='linear'",
+        ),
         (dict(attention="twicing", attention_options={"dropout": 0.1}), "dropout: got 0.1; want 0"),
         (dict(overrides=[{}]), "overrides: got [{}]; want a dict of layers"),
         (dict(overrides={2: {}}), "overrides: got the layer 2; want layers from 0 to 1"),
@@ -948,6 +1011,7 @@ def calls(model, tokens):
         "lengths: got [9, 0]; want one real token or more": lambda: model.generate(
             tokens, 2, lengths=torch.tensor([9, 0])
         ),
+        "lengths: got list; want integers of shape (B,)": lambda: model.generate(tokens, 2, lengths=[9, 9]),
         "lengths: got [9, 10]": lambda: model.generate(tokens, 2, lengths=torch.tensor([9, 10])),
         "lengths: got shape (1,); want shape (2,)": lambda: model.generate(tokens, 2, lengths=torch.tensor([9])),
         "seed: got None; want an integer": lambda: model.generate(tokens, 2, seed=None),

@@ -536,6 +536,37 @@ def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
         open_corpus(copy, verify=False)
 
 
+TOKENIZER_FAULTS = {
+    "missing": (lambda path: path.unlink(), "no such file; want the file that corpus.json was written with: copy"),
+    "empty": (lambda path: path.write_text(""), "bytes that do not match their checksum; want the file"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "bytes that do not match"),
+    "foreign": (lambda path: path.write_text(train_tokenizer(["b"], 300).to_str()), "bytes that do not match"),
+}
+
+
+@pytest.mark.parametrize("change, error", TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS)
+def test_a_tokenizer_that_is_not_the_one_of_the_tokens(corpus, tmp_path, change, error):
+    """It is compared when it is used, however the folder was opened."""
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    opened = open_corpus(copy)
+    change(copy / "tokenizer.json")
+    for use in (lambda: opened.encode("a"), lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
+        with pytest.raises(ValueError, match=rf"tokenizer\.json: got {error}"):
+            use()
+
+
+def test_a_tokenizer_that_its_library_cannot_read(corpus, monkeypatch):
+    """As one of a newer version may be."""
+    opened = open_corpus(corpus.folder)
+    made = corpus.manifest["made_with"]["tokenizers"]
+    monkeypatch.setitem(vars(opened), "_tokenizer_file", (corpus.folder / "tokenizer.json", "{}"))
+    with pytest.raises(
+        ValueError, match=rf"tokenizer\.json: got what tokenizers .* cannot read .*want tokenizers {made}"
+    ):
+        opened.encode("a")
+
+
 # ---- Sources and their faults ----
 
 
@@ -595,11 +626,14 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         ValueError, match="name_or_folder: got 'wikitext'; want one of python-docs, wikitext-103, wikitext-2, openweb"
     ):
         load_corpus("wikitext")
+    with pytest.raises(ValueError, match="name_or_folder: got ''; want one of python-docs, .*or a folder with"):
+        load_corpus("")
     with pytest.raises(ValueError, match="name_or_folder: got NoneType; want a name or a folder"):
         load_corpus(None)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
-        load_corpus(cache=tmp_path / "file")
+    for blocked in ("file", "file/sub"):
+        with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
+            load_corpus(cache=tmp_path / blocked)
     with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
         load_corpus(corpus.folder)
     with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):

@@ -733,6 +733,16 @@ def test_a_hopeless_model_has_infinite_perplexity():
     assert evaluate(model, np.ones(20, int)).perplexity == math.inf
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("n_bytes", [None, 3000])
+def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
+    model = Toy()
+    with torch.no_grad():
+        model.head.bias[0] = bad
+    with pytest.raises(ValueError, match="model: got a loss of (nan|inf); want a finite one: look for NaN"):
+        evaluate(model, TOKENS, n_bytes=n_bytes)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -779,6 +789,15 @@ def test_half_precision_of_gpus_needs_one():
 def test_tensorboard_needs_a_folder():
     with pytest.raises(ValueError, match="tensorboard: got True without a folder; want a folder"):
         train(Toy(), CORPUS, config(), tensorboard=True)
+
+
+@pytest.mark.parametrize("place", ["a.txt", "a.txt/sub"])
+def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, place):
+    (tmp_path / "a.txt").write_text("no folder")
+    model = Toy()
+    with pytest.raises(ValueError, match=r"folder: got .*a\.txt, a file; want a folder"):
+        run(model, folder=tmp_path / place)
+    assert not model.seen
 
 
 def test_the_batch_must_split_among_the_processes(monkeypatch):

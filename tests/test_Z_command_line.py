@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gbattn import command_line
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
-from gbattn.corpora import load_corpus
+from gbattn.corpora import load_corpus, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, evaluate
@@ -30,6 +30,7 @@ PROGRAM = [sys.executable, "-c", "import sys; from gbattn.command_line import ma
 WORDS = "the a cat dog sees likes big small red house and runs to with under tree".split()
 SMALL = "--vocab-size 300 --d-model 16 --n-layers 1 --n-heads 2 --max-length 16 --batch-size 4".split()
 SHORT = [*SMALL, *"--steps 20 --prompt cat --sample-tokens 5".split()]
+DIVERGING = "--learning-rate 1e30 --clip None --log-every 1".split()
 
 
 def sentences(n, seed):
@@ -89,6 +90,12 @@ def trained(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "trained"
     assert main(["train", text, "--folder", str(folder), *SHORT]) == 0
     return folder
+
+
+def copy_files(source, target):
+    for path in source.iterdir():
+        if path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
 
 
 def refused(outcome, code, *parts):
@@ -346,8 +353,48 @@ def test_another_run_in_the_folder(text, trained, call):
 def test_a_foreign_folder_is_left_alone(text, tmp_path, call):
     (tmp_path / "thesis.tex").write_text("do not lose me")
     refused(call("train", text, "--folder", tmp_path, *SHORT), 2, "--folder: got", "thesis.tex", "new or empty folder")
-    refused(call("train", text, "--folder", tmp_path / "thesis.tex", *SHORT), 2, "--folder: got the file")
+    refused(
+        call("train", text, "--folder", tmp_path / "thesis.tex", *SHORT), 2, "--folder: got", "thesis.tex, a file; want"
+    )
+    refused(call("train", text, "--folder", tmp_path / "thesis.tex" / "in", *SHORT), 2, "--folder: got", "a file; want")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_without_a_checkpoint_is_free(text, tmp_path, call, result):
+    """A run that was refused or that ended early keeps nothing that could be lost."""
+    words = ["train", text, "--folder", tmp_path / "m", *SHORT]
+    refused(call(*words, "--warmup-steps", "20"), 2, "--warmup-steps: got 20; want fewer than the 20 steps")
+    if not torch.cuda.is_available():
+        refused(call(*words, "--precision", "fp16"), 2, "--precision: got 'fp16' without a GPU")
+    refused(call(*words, *DIVERGING), 1, "is nan in step")
+    assert result(*words)["steps"] == 20
+    assert not json.loads((tmp_path / "m" / "run.json").read_text())["training"]["warmup_steps"]
+    refused(call(*words, "--warmup-steps", "20"), 2, "--folder: got training.warmup_steps = 20; want")
+
+
+def test_a_model_without_its_checkpoints_is_not_overwritten(text, trained, tmp_path, call):
+    copy_files(trained, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    refused(
+        call("train", text, "--folder", tmp_path, *SHORT, "--seed", "9"), 2, "--folder: got training.seed = 9; want"
+    )
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_run_of_another_program_is_not_overwritten(text, tmp_path, call):
+    (tmp_path / "run.json").write_text("{}")
+    refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "run.json: got the file of another program")
+    assert (tmp_path / "run.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("words", [["train", "TEXT", *SHORT], ["run", "quick"]])
+def test_under_torchrun(text, tmp_path, call, monkeypatch, words):
+    """Each process would take the folder, or a run, for itself."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = f"WORLD_SIZE: got 2; want 1, as gbattn {words[0]} is one process; "
+    refused(call(*(text if word == "TEXT" else word for word in words)), 1, said)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_at_once(text, tmp_path, call):
@@ -362,6 +409,17 @@ def test_two_at_once(text, tmp_path, call):
     [
         (["train", "nowhere"], ["CORPUS: got 'nowhere'", "python-docs"]),
         (["train", "TORN"], ["CORPUS: got", "without"]),
+        (["train", ""], ["CORPUS: got ''; want one of python-docs"]),
+        (["tokenize", ""], ["CORPUS: got ''; want one of python-docs"]),
+        (["evaluate", "TRAINED", "--corpus", ""], ["--corpus: got ''; want one of python-docs"]),
+        (["train", "TEXT", *SHORT, "--cache", "short/sub"], ["--cache: got short, a file; want a folder"]),
+        (["train", "TEXT", *SHORT, "--max-length", "90000"], ["--max-length: got 90000; want fewer than the"]),
+        (["train", "TEXT", *SHORT, "--length", "90000"], ["--length: got 90000; want fewer than the", "training text"]),
+        (
+            ["train", "TEXT", "--attention", "linear"],
+            ["--positions: got 'rotary' with attention='linear'", "'learned'"],
+        ),
+        (["bench", "linear"], ["--positions: got 'rotary' with attention='linear'", "want 'learned'"]),
         (["train", "TEXT", "--prompt", "", *SHORT[:-4]], ["--prompt: got ''"]),
         (["train", "TEXT", *SHORT, "--temperature", "-1"], ["--temperature: got -1.0"]),
         (["train", "TEXT", *SHORT, "--sample-tokens", "0"], ["--sample-tokens: got 0"]),
@@ -384,7 +442,8 @@ def test_two_at_once(text, tmp_path, call):
         (["tokenize", "nowhere"], ["CORPUS: got 'nowhere'"]),
         (["tokenize", "TEXT", "--vocab-size", "3"], ["--vocab-size: got 3"]),
         (["run", "nothing"], ["NAME: got 'nothing'; want one of quick"]),
-        (["run", "quick", "--shard", "3/2"], ["--shard: got (3, 2)"]),
+        (["run", "quick", "--shard", "3/2"], ["--shard: got 3/2; want K/N with K from 1 to N, such as 2/8"]),
+        (["run", "quick", "--shard", "0/2"], ["--shard: got 0/2; want K/N"]),
         (["compare", "quick", "--results", "nowhere"], ["NAME: got 'quick'", "gbattn run quick runs it"]),
         (["compare", "qiuck", "--results", "nowhere"], ["NAME: got 'qiuck'", "want one of quick, mini-sweep"]),
         (["bench", "magic"], ["ARMS: got 'magic'; want one of"]),
@@ -440,18 +499,40 @@ def test_a_damaged_checkpoint_is_no_option(text, tmp_path, call, result):
     refused(call("train", text, "--folder", tmp_path / "m", *SHORT), 1, "checkpoints: got", "delete that one")
 
 
+BARE = '{"format": "gbattn corpus 1", "splits": {"train": {"dtype": "uint16"}}}'
+TORN = '{"format": "gbattn run 1", "corpus": "tiny", "fingerprint": "", "recipe": {}}'
+
+
 @pytest.mark.parametrize("name, content", [("corpus.json", None), ("corpus.json", "{}"), ("run.json", "[1]"),
                                            ("run.json", '{"format": 2}'), ("config.json", "{"),
-                                           ("model.safetensors", None), ("model.safetensors", "no")])  # fmt: skip
+                                           ("model.safetensors", None), ("model.safetensors", "no"),
+                                           ("corpus.json", BARE), ("run.json", '{"format": "gbattn run 1"}'),
+                                           ("run.json", TORN), ("tokenizer.json", None), ("tokenizer.json", ""),
+                                           ("tokenizer.json", '{"version":'), ("tokenizer.json", "{}")])  # fmt: skip
 def test_a_damaged_folder(trained, tmp_path, call, name, content):
-    for path in trained.iterdir():
-        if path.is_file():
-            (tmp_path / path.name).write_bytes(path.read_bytes())
+    copy_files(trained, tmp_path)
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)
     stopped = (name, content) == ("model.safetensors", None)  # for all that can be seen
-    refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(tmp_path))
+    named = tmp_path if stopped else tmp_path / name
+    refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
+    if name != "tokenizer.json":  # which only --text reads
+        refused(call("evaluate", tmp_path), 2 if stopped else 1, str(named), "; want ")
+
+
+def test_a_foreign_tokenizer_is_found_out(text, trained, tmp_path, call, result):
+    """One of the same size, of another text; and the same training once more puts it right."""
+    copy_files(trained, tmp_path)
+    other = train_tokenizer([sentences(200, 7).upper()], 300).to_str()
+    (tmp_path / "tokenizer.json").write_text(other)
+    said = [str(tmp_path / "tokenizer.json"), "do not match their checksum; want the file that corpus.json was written"]
+    refused(call("generate", "--folder", tmp_path), 1, *said)
+    refused(call("evaluate", tmp_path, "--text", Path(text) / "test.txt"), 1, *said)
+    shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    result("train", text, "--folder", tmp_path, *SHORT)
+    words = ["generate", "a cat", "--max-new-tokens", "4", "--folder"]
+    assert result(*words, tmp_path)["texts"] == result(*words, trained)["texts"]
 
 
 @pytest.mark.parametrize("package", ["tyro", "tokenizers", "accelerate", "safetensors.torch"])
@@ -475,8 +556,17 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch, trained):
 
 
 def test_a_loss_that_is_not_finite(text, tmp_path, call):
-    words = [*SHORT, "--learning-rate", "1e30", "--clip", "None", "--log-every", "1"]
-    refused(call("train", text, "--folder", tmp_path / "m", *words), 1, "is nan in step")
+    refused(call("train", text, "--folder", tmp_path / "m", *SHORT, *DIVERGING), 1, "is nan in step")
+
+
+def test_weights_that_are_not_finite(trained, tmp_path, call):
+    copy_files(trained, tmp_path)
+    model = LanguageModel.from_pretrained(trained)
+    with torch.no_grad():
+        model.head_weight[7] = math.nan
+    model.save_pretrained(tmp_path)
+    refused(call("generate", "--folder", tmp_path), 1, "model: got logits that are not finite")
+    refused(call("evaluate", tmp_path), 1, "model: got a loss of nan; want a finite one")
 
 
 # ---- Ctrl-C ----
@@ -628,7 +718,9 @@ def test_run_and_compare(experiment, tmp_path, call, result):
     assert "diverged" not in out
     refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
     code, out, err = call("run", "tiny", *place)
-    assert code == 0 and "4 of   4 runs" in out
+    assert code == 0 and "4 of   4 runs" in out and "empty" not in err
+    code, out, err = call("run", "tiny", *place, "--shard", "3/8")
+    assert code == 0 and "part 3/8 of tiny is empty: there is nothing to run here" in err
 
 
 def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, call, result, monkeypatch):
