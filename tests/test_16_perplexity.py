@@ -807,6 +807,15 @@ def test_a_cache_that_was_carried_here_needs_no_text(corpora, monkeypatch, tmp_p
         CorpusSpec(name="tiny", vocab_size=260, fingerprint="000").load(tmp_path)
 
 
+def test_a_file_with_two_records_is_none_of_a_run(finished, tmp_path):
+    place, records = finished
+    shutil.copytree(place / "results" / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / f"{TINY.runs()[0].name}.json"
+    path.write_text(json.dumps(2 * [json.loads(path.read_text())]))
+    with pytest.raises(ValueError, match=f"{path.name}: got 2 records; want one, of one run"):
+        records_of(TINY, tmp_path)
+
+
 def test_a_folder_of_records_that_cannot_be_is_refused_before_any_run(corpora, tmp_path, monkeypatch):
     monkeypatch.setattr("gbattn.experiments._work", lambda *share: pytest.fail("a run was started"))
     (tmp_path / "results").write_text("a file")
