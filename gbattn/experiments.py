@@ -1631,6 +1631,15 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_AT_ONE_RATE,
         ),
         Experiment(
+            name="mini-high",
+            question="the same, all at the standard model's rate",
+            arms=MAIN_ARMS,
+            seeds=(1, 2, 3, 4, 5),
+            rate_of="standard",
+            **_MINI,
+            **_TUNED,
+        ),
+        Experiment(
             name="mini-arms",
             question="other equalities, key and value sources, rounds and gates",
             arms=FURTHER_ARMS,
