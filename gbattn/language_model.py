@@ -373,7 +373,8 @@ class LanguageModel(nn.Module):
         ----------
         seed : int
             An initial weight depends on this, on the name of the weight, on its shape
-            and on ``init_std``, and on nothing else: models that share a name share its weight.
+            and on ``init_std``, and on nothing else: models that share a name share
+            its weight.
         """
         _check_seed(seed)
         for name, module in self.named_modules():
