@@ -320,9 +320,8 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
 #| code-fold: true
 @lru_cache(8)
 def _load(spec: "CorpusSpec", corpora: str | None) -> Corpus:
-    if (
-        spec.fingerprint is not None
-    ):  # its tokens are known, wherever they were made
+    if spec.fingerprint is not None:
+        # Its tokens are known, wherever they were made.
         for found in sorted(_cache_root(None).glob(f"{spec.name}-*/{MANIFEST}")):
             corpus = open_corpus(found.parent)
             if corpus.fingerprint == spec.fingerprint:
