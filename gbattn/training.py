@@ -184,7 +184,7 @@ class TrainConfig:
         Of the order of the data and of what dropout draws. Not of the initial
         weights, which come with the model.
     evaluate_every : int, optional
-        Updates between two looks at the validation split; by default one look a
+        Updates between two evaluations of the validation split; by default one a
         pass over the text. The end is always evaluated.
     evaluate_batch_size : int
         Windows that are evaluated at once.
@@ -269,8 +269,8 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     Returns
     -------
     float
-        Never 0 before a cosine has ended, and it ends after the last update: no
-        update is wasted, unless ``final_fraction`` and the run leave nothing.
+        Above 0: the warm-up begins after 0, and a cosine to 0 ends after the last
+        update.
 
     Raises
     ------
@@ -551,14 +551,16 @@ def _read(run: _Run) -> None:
 
 # %% ../nbs/15_training.ipynb #d1bda63b
 #| code-fold: true
-def _demand_finite(run: _Run, what: str, value: float, step: int) -> None:
+def _demand_finite(
+    run: _Run, what: str, value: float, step: int, when: str = "in"
+) -> None:
     if math.isfinite(value):
         return
     stream, rate = run.stream, learning_rate(run.config, step, run.steps)
     shape = f"{stream.length}, {stream.batch_size}, {stream.seed}"
     kept = list(checkpoints(run.folder).values()) if run.folder else []
     raise FloatingPointError(
-        f"{what} is {value} in step {step}, at learning rate {rate:.3g}, on the batch "
+        f"{what} is {value} {when} step {step}, at learning rate {rate:.3g}, on the batch "
         f"TokenStream(corpus.train, {shape}).batch({step}); the last good checkpoint is "
         + (str(kept[-1]) if kept else "none")
     )
@@ -613,7 +615,7 @@ def _look(run: _Run) -> None:
     mine = itertools.islice(windows, run.process, None, run.processes)
     nats, n_tokens = map(sum, zip(*gather_object([_nats(run.model, mine)])))
     loss, history = nats / n_tokens, run.history
-    _demand_finite(run, "validation loss", loss, run.step)
+    _demand_finite(run, "validation loss", loss, run.step - 1, "after")
     history.validation_step.append(run.step)
     history.validation_loss.append(loss)
     if history.best_loss is None or loss < history.best_loss:
@@ -873,8 +875,9 @@ def train(
         All settings.
     folder : str or Path, optional
         Where checkpoints go, one folder each; the newest and the best are kept. If
-        it holds one of the same run, the run goes on from there, and on a CPU with
-        the same number of threads ends in the same bits as if it had never stopped.
+        it holds one of the same run, the run goes on from there, and where the
+        arithmetic repeats its bits (one CPU, one release of torch, as many threads)
+        ends in the same ones as if it had never stopped.
     progress : bool
         Whether to draw a progress bar on standard error.
     tensorboard : bool
@@ -891,7 +894,8 @@ def train(
         another run, everything that differs.
     FloatingPointError
         When a loss or a gradient is not finite, naming step, learning rate and
-        batch. The last good checkpoint is kept.
+        batch. The last good checkpoint is kept; the model is left as it is, up to
+        ``log_every`` updates later.
 
     Notes
     -----
@@ -913,7 +917,7 @@ def train(
         model.train()
         if config.compile and run.step < run.steps:
             _backward(run, _parts(run, run.step)[-1])  # compiles, off the clock
-            run.optimizer.zero_grad()
+        run.optimizer.zero_grad()  # of that, of a run that was stopped, of the caller
         run.since = time.perf_counter()
         while run.step < run.steps:
             _update(run)

@@ -476,6 +476,40 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, monkeypatch, stop, options)
     assert torch.equal(weights(model), weights(whole_model))
 
 
+class Interrupted(Toy):
+    """A toy that stops once, in the first call that is one too many."""
+
+    def __init__(self, calls):
+        super().__init__(dropout=0.2)
+        self.calls = calls
+
+    def forward(self, *args, **options):
+        self.calls -= self.training
+        if self.calls == -1:
+            raise KeyboardInterrupt
+        return super().forward(*args, **options)
+
+
+@pytest.mark.parametrize("calls", [26, 27])  # before an update, and inside one, where half a gradient is left
+def test_the_model_that_was_stopped_goes_on_bit_for_bit(tmp_path, calls):
+    options = dict(steps=20, accumulation=2, checkpoint_every=5, log_every=1, keep="last")
+    straight, stopped = Toy(dropout=0.2), Interrupted(calls)
+    whole = run(straight, **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, folder=tmp_path, **options)
+    assert [*checkpoints(tmp_path)] == [10]
+    assert run(stopped, folder=tmp_path, **options).loss == whole.loss
+    assert torch.equal(weights(stopped), weights(straight))
+
+
+def test_a_gradient_of_the_callers_is_not_used():
+    straight, touched = Toy(), Toy()
+    for p in touched.parameters():
+        p.grad = torch.ones_like(p)
+    assert curve(run(touched)) == curve(run(straight))
+    assert torch.equal(weights(touched), weights(straight))
+
+
 def test_a_finished_run_is_only_read(tmp_path):
     first = run(folder=tmp_path)
     model = Toy(0.2, seed=9)
@@ -638,7 +672,7 @@ class Exploding(Toy):
         loss = super().forward(*args, **options)
         if self.training:
             self.after -= 1
-        if self.after < 0 and (self.training or self.what == "validation"):
+        if self.after < 0 and self.training != (self.what == "validation"):
             if self.what == "gradient":
                 return loss + (self.head.bias.sum() - self.head.bias.sum().detach()) * torch.inf
             return loss * (torch.inf if self.what == "infinite loss" else torch.nan)
@@ -675,9 +709,13 @@ def test_a_gradient_that_is_not_finite():
         run(Exploding(5, "gradient"), steps=20)
 
 
-def test_a_validation_loss_that_is_not_finite():
-    with pytest.raises(FloatingPointError, match="loss is nan in step"):
-        run(Exploding(10, "validation"), evaluate_every=10)
+@pytest.mark.parametrize("updates", [10, 20])  # in the middle, and at the end
+def test_a_validation_loss_that_is_not_finite(updates):
+    step = updates - 1
+    rate = learning_rate(config(steps=20), step, 20)
+    message = rf"validation loss is nan after step {step}, at learning rate {rate:.3g}, .*\.batch\({step}\)"
+    with pytest.raises(FloatingPointError, match=message):
+        run(Exploding(step, "validation"), steps=20, evaluate_every=10)
 
 
 # ---- Evaluation ----
