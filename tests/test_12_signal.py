@@ -246,7 +246,7 @@ def test_thm_through_depth(p):
 
 def two_modes(p, share):
     n = 2 + p.n
-    given = dict(n=n, every_term=True, q0=p.q)
+    given = dict(n=n, q0=p.q)
     only = recursion(5, sigmas=Sigmas(p.s, 1.0, 0.0, 0.0), p0=p.q * 0.3, **given)  # attention alone
     C, N = only.forward_J / n + (1 - 1 / n) * only.forward_K, only.forward_J - only.forward_K
     C_want = np.cumprod(np.concatenate([[1 / n], 1 + p.s**2 / only.q[:-1]]))
@@ -405,15 +405,15 @@ TABLE = {
 @pytest.mark.parametrize(("case", "want"), TABLE.items(), ids=str)
 def test_reference_values(case, want):
     depth, name, alpha = case
-    run = recursion(depth, normalizer=name, alpha=alpha, n=196)
+    run = recursion(depth, normalizer=name, alpha=alpha, n=196, every_term=False)
     np.testing.assert_allclose([run.q[-1], run.p[-1], run.forward_J[-1]], want, rtol=0, atol=1e-3)
     assert (run.backward_J[-1], run.backward_K[-1], run.forward_J[0], run.forward_K[0]) == (1, 0, 1, 0)
     assert run.q.shape == run.backward_J.shape == (depth + 1,) and run.attended.q.shape == (depth,)
 
 
 def test_reference_values_at_six_digits():
-    ln = recursion(64, n=196)
-    derf = recursion(64, normalizer="derf", alpha=1.0, n=196)
+    ln = recursion(64, n=196, every_term=False)
+    derf = recursion(64, normalizer="derf", alpha=1.0, n=196, every_term=False)
     np.testing.assert_allclose([ln.backward_J[0], derf.backward_J[0]], [9.633009, 33.871406], rtol=0, atol=1e-6)
 
 
@@ -427,7 +427,7 @@ def test_the_published_recursion_step_by_step():
     kappa = (math.sqrt(1 - rho**2) + rho * (math.pi - math.acos(rho))) / (2 * math.pi)
     J = (1 + ov * hat(q, q) / n) * (1 + mlp * hat(q1, q1) / 2)
     K = ov * hat(q, q) / n * (1 + mlp * (0.25 + math.asin(rho) / 2 / math.pi) * hat(q1, p1))
-    run = recursion(1, normalizer="derf", alpha=a, q0=q, p0=p, n=n)
+    run = recursion(1, normalizer="derf", alpha=a, q0=q, p0=p, n=n, every_term=False)
     want = [q1 + mlp * tilde(q1, q1) / 2, p1 + mlp * tilde(q1, q1) * kappa, J, K]
     np.testing.assert_allclose([run.q[1], run.p[1], run.forward_J[1], run.forward_K[1]], want, rtol=1e-13)
 
@@ -622,7 +622,7 @@ def test_directions_and_limits_of_recursion():
     assert on.backward_J is None is on.backward_K and back.forward_J is None is back.forward_K
     np.testing.assert_array_equal(both.forward_J, on.forward_J)
     np.testing.assert_array_equal(both.backward_K, back.backward_K)
-    far, kept = recursion(5, n=1e12), recursion(5, n=1e12, every_term=True)
+    far, kept = recursion(5, n=1e12, every_term=False), recursion(5, n=1e12)
     np.testing.assert_allclose(far.q, kept.q, rtol=1e-10)
     assert np.all(recursion(5).forward_K == 0)  # infinitely many tokens
     np.testing.assert_array_equal(recursion(5, normalizer="rmsnorm").q, recursion(5).q)
@@ -695,7 +695,7 @@ def test_theory_describes_finite_networks(name, alpha, factor, allowed):
         initialize(blocks, sigmas, alpha=alpha, generator=g)
         x = equiangular_tokens(24, 256, generator=g)
         found.append(measure(blocks, x, draws=8, generator=g, progress=False).J[0].item())
-    run = recursion(6, normalizer=name, alpha=alpha or 0.5, sigmas=sigmas, n=24, every_term=True)
+    run = recursion(6, normalizer=name, alpha=alpha or 0.5, sigmas=sigmas, n=24)
     assert np.mean(found) == pytest.approx(run.backward_J[0], rel=allowed)
 
 
@@ -816,13 +816,16 @@ FAULTS = [
     (lambda: recursion(9, normalizer="derf", sigmas=VIT_B.times(1e40)), "depth: got 9, where a size or a norm leaves"),
     (lambda: recursion(3, normalizer="derf", alpha=1e-200), "depth: got 3, where a size or a norm leaves"),
     (lambda: recursion(3, q0=[1, 2], n=[2, 3, 4]), r"q0, p0, n, alpha: got \(2,\), \(\), \(3,\), \(\); want shapes"),
+    (lambda: Sigmas.of_std(-1, 8, 8), "std: got -1; want a finite number, 0 or more"),
+    (lambda: Sigmas.of_std(0.02, 8.5, 8), "d_model: got 8.5; want a positive integer"),
+    (lambda: VIT_B.times(math.inf), "factor: got inf; want a finite number, 0 or more"),
     (lambda: recursion(0), "depth: got 0; want a positive integer"),
     (lambda: recursion(3, normalizer="none"), "normalizer: got 'none'"),
     (lambda: recursion(3, direction="up"), "direction: got 'up'; want one of both, forward, backward"),
     (lambda: recursion(3, q0=math.nan), "q0: got nan; want a finite size"),
-    (lambda: recursion(3, p0=1.2), "p0: got 1.2; want an overlap from 0 to q0; below"),
-    (lambda: recursion(3, p0=-0.1, n=4), "p0: got -0.1"),
-    (lambda: recursion(3, p0=-0.5, n=4, every_term=True), "p0: got -0.5; want an overlap from −q0/"),
+    (lambda: recursion(3, p0=1.2), "p0: got 1.2; want an overlap from −q0/"),
+    (lambda: recursion(3, p0=-0.1, n=4, every_term=False), "p0: got -0.1; want an overlap from 0 to q0; below"),
+    (lambda: recursion(3, p0=-0.5, n=4), "p0: got -0.5; want an overlap from −q0/"),
     (lambda: recursion(3, n=1), "n: got 1; want an integer of at least 2, or math.inf"),
     (lambda: recursion(3, n=2.5), "n: got 2.5"),
     (lambda: recursion(3, alpha=0), "alpha: got 0"),
