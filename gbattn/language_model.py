@@ -9,7 +9,6 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 # %% ../nbs/13_language_model.ipynb #b1ba077d
 import hashlib
 import json
-import math
 import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
