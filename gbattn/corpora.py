@@ -8,6 +8,7 @@ __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', '
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
+import glob
 import hashlib
 import importlib
 import itertools
@@ -18,9 +19,10 @@ import platform
 import re
 import shutil
 import sysconfig
+import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -85,8 +87,15 @@ def _documents() -> dict[str, str]:
         if _NOT_DOCS & set(parts) or parts[0].startswith("config-"):
             continue
         name = ".".join(parts).removesuffix(".__init__")
-        modules[name] = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
-    require(bool(modules), "python-docs", f"no source files in {folder}", want)
+        try:
+            tree = ast.parse(path.read_bytes())
+        except SyntaxError as error:
+            require(
+                False, "python-docs", f"{path}, line {error.lineno}: {error}", want
+            )
+        modules[name] = "\n\n".join(_docstrings(tree))
+    whole = all(modules.get(name) for name in ("argparse", "json", "os"))
+    require(whole, "python-docs", f"hardly any source files in {folder}", want)
     return texts | modules
 
 
@@ -212,7 +221,8 @@ def train_tokenizer(
         What to learn the merges from, in pieces of any size.
     vocab_size : int
         The number of types to reach, the 256 bytes included. A text in which no
-        pair is left to merge gives fewer.
+        pair is left to merge gives fewer; in the published recipe, one of more
+        different characters gives more.
     recipe : {"byte-level", "published"}
         ``"byte-level"`` starts from the 256 bytes and can spell every string.
         ``"published"`` is the recipe of the language models of Sargolzaei (2026):
@@ -301,13 +311,13 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
     Source: Proposition "Change of tokenizer" of chapter 14.
     """
     require(
-        is_number(nats),
+        is_number(nats) and nats >= 0,
         "nats",
         repr(nats),
-        "a finite number: the sum, not the mean",
+        "a finite number, 0 or more: the sum, not the mean",
     )
     require(is_count(n_bytes), "n_bytes", repr(n_bytes), "a positive integer")
-    return nats / (math.log(2) * n_bytes)
+    return float(nats) / (math.log(2) * n_bytes)
 
 # %% ../nbs/14_corpora.ipynb #2e5a0291
 class HubText(NamedTuple):
@@ -391,18 +401,36 @@ def _from_python(name: str) -> tuple[_Rows, dict]:
 
 def _checksum_of_text(path: Path) -> str:
     """The SHA-256 of a text file, after a look at whether it is text."""
+    require(path.is_file(), str(path), "no file that can be read", "a text file")
     digest, blank = hashlib.sha256(), True
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             digest.update(line)
             try:
-                blank = not line.decode().strip() and blank
+                blank = not line.decode("utf-8-sig").strip() and blank
             except UnicodeDecodeError as error:
                 got = f"byte 0x{line[error.start]:02x} in line {number}"
                 cure = "UTF-8; iconv converts other encodings"
                 require(False, str(path), got, cure)
     require(not blank, str(path), "no text in it", "a file with text")
     return digest.hexdigest()
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """The .txt files below a folder, in the order of their names: those behind links
+    too, hidden ones not."""
+    found, seen = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        here, got = os.path.realpath(place), f"{place}, which is read already"
+        require(here not in seen, "name_or_folder", got, "links to other folders")
+        seen.add(here)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(place, name)
+            for name in names
+            if name.endswith(".txt") and not name.startswith(".")
+        ]
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
 def _from_folder(folder: Path) -> tuple[_Rows, dict]:
@@ -413,7 +441,7 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
         require(
             not both, "name_or_folder", f"{single} and {many}", "one of the two"
         )
-        files[split] = [single] if single.is_file() else sorted(many.rglob("*.txt"))
+        files[split] = [single] if single.is_file() else _text_files(many)
     missing = [split for split in SPLITS if not files[split]]
     want = "SPLIT.txt or a folder SPLIT of .txt files for each of " + ", ".join(
         SPLITS
@@ -435,7 +463,7 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
     def rows(split):
         last = "\n"
         for path in files[split]:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 for row in file:  # files are kept apart by a newline at least
                     yield row if last.endswith("\n") else "\n" + row
                     last = row
@@ -496,8 +524,8 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits that two corpora share if their tokens and their
-        tokenizers are the same."""
+        """Twelve hex digits of the token files and the tokenizer's file: two corpora
+        that share them have the same tokens of the same types."""
         parts = [self.manifest["tokenizer"], *self.manifest["splits"].values()]
         joined = "".join(part["sha256"] for part in parts)
         return hashlib.sha256(joined.encode()).hexdigest()[:12]
@@ -574,7 +602,7 @@ class Corpus:
             made = self.manifest["made_with"]["tokenizers"]
             require(False, str(path), got, f"tokenizers {made}, which wrote it")
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Sequence[int] | np.ndarray | torch.Tensor) -> str:
         """The text of tokens; bytes that are no UTF-8, as at a cut in
         mid-character, read as U+FFFD. Tokens of the published recipe are set apart
         by spaces."""
@@ -609,10 +637,22 @@ def _read_manifest(path: Path, cure: str) -> dict:
     return manifest
 
 
+def _cut(row: str, size: int) -> Iterator[str]:
+    """Cut a row that is longer than twice `size` characters, if it can be before the
+    white space of a gap, where the tokens are those of the whole row."""
+    start = 0
+    while len(row) - start > 2 * size:
+        gap = max(row.rfind(space, start, start + size) for space in " \n\t")
+        length = len(row[start : max(start, gap)].rstrip()) or size
+        yield row[start : start + length]
+        start += length
+    yield row[start:]
+
+
 def _pieces(rows: Iterable[str], size: int = 2**16) -> Iterator[str]:
-    """Join rows into pieces of `size` characters or a little more."""
+    """Join and cut rows to pieces of `size` to three times as many characters."""
     held, length = [], 0
-    for row in rows:
+    for row in itertools.chain.from_iterable(_cut(row, size) for row in rows):
         held.append(row)
         length += len(row)
         if length >= size:
@@ -655,7 +695,7 @@ def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
                 ids, text = coded.ids, piece.encode()
                 spelled = b"".join(spellings[number] for number in ids)
                 lossless = lossless and spelled == text
-                if limit is not None and n_tokens + len(ids) >= limit:
+                if limit is not None and n_tokens + len(ids) > limit:
                     ids = ids[: limit - n_tokens]
                     # A token may end inside a character, but not outside the text.
                     cut = b"".join(spellings[number] for number in ids)
@@ -700,6 +740,10 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
     """Write a cache beside its place, and move it there when it is whole."""
     draft = folder.with_name(f"{folder.name}.draft-{uuid.uuid4().hex[:8]}")
     draft.mkdir(parents=True)
+    for old in draft.parent.glob(f"{glob.escape(folder.name)}.draft-*"):
+        files = [old, *old.glob("*")]  # what a killed process left
+        if all(time.time() - file.stat().st_mtime > 86_400 for file in files):
+            shutil.rmtree(old, ignore_errors=True)
     try:
         text = _tokenizer_text(rows("train"), recipe)
         tokenizer = train_tokenizer(text, recipe["vocab_size"], recipe["tokenizer"])
@@ -753,8 +797,8 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
         A folder that `load_corpus` wrote, here or on another machine.
     verify : bool
         Whether to read all files and compare their checksums. Without it only that
-        of ``corpus.json`` and the sizes of the others are compared, and nothing is
-        read until it is used; the tokenizer's is compared then.
+        of ``corpus.json`` and the sizes of the token files are compared, and nothing
+        is read until it is used; the tokenizer's checksum is compared then.
 
     Returns
     -------
@@ -770,7 +814,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     -----
     Source: chapter 14.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # of what is read later
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", cure)
@@ -803,9 +847,8 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
 
 def _cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
-    root = Path(
-        cache or os.environ.get("GBATTN_CACHE") or Path.home() / ".cache" / "gbattn"
-    )
+    root = Path(cache or os.environ.get("GBATTN_CACHE") or "~/.cache/gbattn")
+    root = root.expanduser()
     _check_folder("cache", root)
     return root
 
@@ -828,18 +871,20 @@ def load_corpus(
         ``"python-docs"``, which needs no download; ``"wikitext-103"``,
         ``"wikitext-2"`` or ``"openwebtext"`` from the Hugging Face Hub; or a folder
         that holds, for each of train, valid and test, a UTF-8 file SPLIT.txt or a
-        folder SPLIT of .txt files, read in the order of their names. Line ends are
-        read as newlines, and a file that lacks its last one gets it when another
-        follows.
+        folder SPLIT of .txt files, read in the order of their names, those in its
+        folders too, hidden ones not. (A folder with one of those four names: as a
+        Path.) Line ends are read as newlines, a byte-order mark is dropped, and a
+        file that lacks its last newline gets it when another follows.
     tokenizer : {"byte-level", "published"}
         The recipe of `train_tokenizer`. The tokenizer learns from the first
         100,000,000 characters of train; in the published recipe, from its first
         100,000 rows that are not blank.
     vocab_size : int
-        The number of token types to reach.
+        The number of token types to reach; `Corpus.vocab_size` says what was reached.
     max_train_tokens : int, optional
         Keep the first so many tokens of train, as in the published comparison with
-        10,000,000; a stream is read no further.
+        10,000,000. To encode it, a stream is read a little further; for the
+        tokenizer, as far as that learns.
     cache : str or Path, optional
         The folder of caches; by default ``GBATTN_CACHE``, else ``~/.cache/gbattn``.
     verify : bool
@@ -873,9 +918,10 @@ def load_corpus(
     require(right, "name_or_folder", kind, "a name or a folder")
     root = _cache_root(cache)
     name, path = str(name_or_folder), Path(name_or_folder)
-    if name in HUB:
+    named = isinstance(name_or_folder, str)
+    if named and name in HUB:
         rows, source = _from_hub(name)
-    elif name == "python-docs":
+    elif named and name == "python-docs":
         rows, source = _from_python(name)
     else:
         known = ", ".join(["python-docs", *HUB])
@@ -900,11 +946,15 @@ def load_corpus(
         "tokenizer_rows": 100_000,
         "tokenizer_characters": 100_000_000,
     }
-    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    folder = root / f"{recipe['corpus']}-{key[:12]}"
+    wanted = json.dumps(recipe, sort_keys=True)
+    key = hashlib.sha256(wanted.encode()).hexdigest()
+    folder = root / f"{recipe['corpus'][:100]}-{key[:12]}"  # a name may be too long
     if not folder.is_dir():
         _write_corpus(folder, recipe, rows)
-    return open_corpus(folder, verify=verify)
+    corpus = open_corpus(folder, verify=verify)
+    same = json.dumps(corpus.manifest["recipe"], sort_keys=True) == wanted
+    require(same, str(folder), "a cache of another recipe", "its own: delete it")
+    return corpus
 
 # %% ../nbs/14_corpora.ipynb #dce8b261
 class Batch(NamedTuple):

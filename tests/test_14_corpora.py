@@ -123,11 +123,16 @@ class Maps:
 
 def tokens_and_text(p, choice, forgotten):
     """Bits of the tokens against bits of the text, more by the choice of a spelling, less by what is forgotten."""
-    total = lambda weights, kinds: np.bincount(kinds, weights=weights, minlength=5)
-    text = total(p.Q, p.d)  # (a): the spelling e(x) of text x is sequence x
-    induced = total(p.P, p.e)[p.e]  # (b)
-    left = [-np.log2(p.Q[:5]), -np.log2(induced)]
-    right = [-np.log2(text) - choice * np.log2(p.Q[:5] / text), -np.log2(p.P) + forgotten * np.log2(p.P / induced)]
+    written = p.Q[:, None] * (p.d[:, None] == np.arange(5))  # (a): Q of tokens t and the text that they spell
+    x = np.arange(5)  # the spelling e(x) of text x is sequence x
+    spelling = (written / written.sum(0))[x, x]
+    read = p.P[:, None] * (p.e[:, None] == np.arange(5))  # (b): P of a text and its tokens
+    kept = (read / read.sum(0).clip(1e-300))[np.arange(12), p.e]
+    left = [-np.log2(p.Q[:5]), -np.log2([p.P[p.e == t].sum() for t in p.e])]
+    right = [
+        -np.log2([p.Q[p.d == t].sum() for t in x]) - choice * np.log2(spelling),
+        -np.log2(p.P) + forgotten * np.log2(kept),
+    ]
     return np.concatenate(left), np.concatenate(right)
 
 
@@ -278,8 +283,14 @@ def test_docstrings_come_in_the_order_of_the_source():
 def test_a_python_without_sources_or_topics(monkeypatch, tmp_path):
     monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(
-        ValueError, match="python-docs: got no source files in .* want a Python with its standard library"
+        ValueError, match="python-docs: got hardly any source files in .* want a Python with its standard library"
     ):
+        corpora._documents.__wrapped__()
+    (tmp_path / "os.py").write_text('"""A landmark, and no library."""')
+    with pytest.raises(ValueError, match="python-docs: got hardly any source files in"):
+        corpora._documents.__wrapped__()
+    (tmp_path / "broken.py").write_text("def f(:")
+    with pytest.raises(ValueError, match=r"python-docs: got .*broken.py, line 1: .*; want a Python with"):
         corpora._documents.__wrapped__()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ValueError, match="python-docs: got a Python without pydoc_data.topics; want"):
@@ -399,8 +410,9 @@ def test_a_limit_counts_the_bytes_of_text_where_characters_are_lost(limit, head,
     assert found["tokens"] == limit and found["bytes"] == len(head.encode()) and not found["lossless"]
 
 
-def test_32_bits_where_16_do_not_suffice(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(corpora, "_spellings", lambda *a: [b""] * 2**16 + [b""])
+@pytest.mark.parametrize("types, dtype", [(2**16, np.uint16), (2**16 + 1, np.uint32)])
+def test_32_bits_where_16_do_not_suffice(types, dtype, tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(corpora, "_spellings", lambda *a: [b""] * types)
     rows, source = corpora._from_folder(folder)
     recipe = source | {
         "tokenizer": "byte-level",
@@ -410,7 +422,7 @@ def test_32_bits_where_16_do_not_suffice(tmp_path, folder, monkeypatch):
     }
     corpora._write_corpus(tmp_path / "wide", recipe, rows)
     wide = open_corpus(tmp_path / "wide")
-    assert wide.train.dtype == np.uint32 and not wide.lossless
+    assert wide.train.dtype == dtype and not wide.lossless
 
 
 def test_a_run_that_is_cut_off_leaves_nothing(folder, tmp_path, monkeypatch):
@@ -619,6 +631,112 @@ def test_a_folder_of_files(tmp_path, cache):
         path.write_text(text)
     corpus = load_corpus(tmp_path / "many", vocab_size=256, cache=cache)
     assert corpus.decode(corpus.train) == "first\nsecond\nlast"
+
+
+def test_files_behind_links_are_read_and_hidden_ones_not(tmp_path, cache):
+    many, elsewhere = tmp_path / "many", tmp_path / "elsewhere"
+    for path, text in {
+        many / "train" / "a" / "a.txt": "first\n",
+        many / "train" / "a-b.txt": "second\n",
+        many / "train" / ".checkpoints" / "old.txt": "a draft\n",
+        many / "train" / ".hidden.txt": "hidden\n",
+        many / "train" / "folder.txt" / "notes.md": "no text file\n",
+        elsewhere / "c.txt": "third\n",
+        many / "valid.txt": "v v\n",
+        many / "test.txt": "t t\n",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (many / "train" / "b").symlink_to(elsewhere)
+    corpus = load_corpus(many, vocab_size=256, cache=cache)
+    assert corpus.decode(corpus.train) == "first\nsecond\nthird\n"
+    (elsewhere / "back").symlink_to(many / "train")
+    with pytest.raises(ValueError, match="name_or_folder: got .*back, which is read already; want links to other"):
+        load_corpus(many, vocab_size=256, cache=cache)
+    (elsewhere / "back").unlink()
+    (elsewhere / "d.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(ValueError, match="d.txt: got no file that can be read; want a text file"):
+        load_corpus(many, vocab_size=256, cache=cache)
+
+
+def test_a_byte_order_mark_is_dropped(tmp_path, cache):
+    mark = "\ufeff".encode()
+    corpus = load_corpus(
+        local(tmp_path, train=mark + b"ab", valid=b"cd", test=mark + b"ef"), vocab_size=256, cache=cache
+    )
+    assert (corpus.decode(corpus.train), corpus.text_bytes("train")) == ("ab", 2)
+    with pytest.raises(ValueError, match="valid.txt: got no text in it"):
+        load_corpus(local(tmp_path, train=b"ab", valid=mark, test=b"ef"), cache=cache)
+
+
+@pytest.mark.parametrize("name", ["python-docs", "wikitext-2"])
+def test_a_path_is_a_folder_whatever_its_name(name, tmp_path, cache, monkeypatch):
+    (tmp_path / name).mkdir()
+    local(tmp_path / name, train=b"our own", valid=b"text", test=b"here")
+    monkeypatch.chdir(tmp_path)
+    corpus = load_corpus(Path(name), vocab_size=256, cache=cache)
+    assert corpus.decode(corpus.train) == "our own"
+
+
+def test_a_cache_of_another_recipe_in_the_place_of_one(folder, tmp_path):
+    asked, other = (load_corpus(folder, vocab_size=size, cache=tmp_path).folder for size in (260, 258))
+    shutil.rmtree(asked)
+    other.rename(asked)
+    with pytest.raises(ValueError, match="got a cache of another recipe; want its own: delete it"):
+        load_corpus(folder, vocab_size=260, cache=tmp_path)
+
+
+def test_a_corpus_opened_by_a_relative_path(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(corpus.folder.parent)
+    relative = open_corpus(corpus.folder.name)
+    monkeypatch.chdir(tmp_path)
+    assert relative.decode(relative.train[:9]) == corpus.decode(corpus.train[:9])
+
+
+def test_the_cache_may_be_under_home(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GBATTN_CACHE", "~/deep/cache")
+    assert load_corpus(folder, vocab_size=256).folder.parent == tmp_path / "deep" / "cache"
+
+
+def test_a_folder_with_a_long_name(tmp_path):
+    long = tmp_path / ("x" * 240)
+    long.mkdir()
+    assert (
+        len(load_corpus(local(long, train=b"ab", valid=b"cd", test=b"ef"), vocab_size=256, cache=tmp_path / "c").train)
+        == 2
+    )
+
+
+@pytest.mark.parametrize("recipe", ["byte-level", "published"])
+def test_a_long_line_is_cut_where_it_changes_no_token(recipe, tmp_path):
+    words = np.random.default_rng(0).choice(["a", "bb", "ccc ", " dd\t", "e\n\n", "ü"], 3000)
+    line = " ".join(words)
+    tokenizer = train_tokenizer([line], 300, recipe)
+    pieces = list(corpora._pieces([line], 50))
+    assert "".join(pieces) == line and max(map(len, pieces)) <= 150
+    assert [i for piece in pieces for i in tokenizer.encode(piece).ids] == tokenizer.encode(line).ids
+    assert list(corpora._pieces(["x" * 120, "y"], 50)) == ["x" * 50, "x" * 70, "y"]
+
+
+def test_the_bytes_of_a_limit_that_is_the_whole(folder, tmp_path):
+    whole = load_corpus(folder, tokenizer="published", vocab_size=60, cache=tmp_path)
+    limit = len(whole.train)
+    same = load_corpus(folder, tokenizer="published", vocab_size=60, max_train_tokens=limit, cache=tmp_path)
+    assert not same.lossless and same.text_bytes("train") == whole.text_bytes("train")
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(folder, tmp_path):
+    place = load_corpus(folder, vocab_size=256, cache=tmp_path).folder
+    old, new = (place.with_name(f"{place.name}.draft-{age}") for age in ("old", "new"))
+    for draft in (old, new):
+        draft.mkdir()
+        (draft / "train.bin").write_bytes(b"half")
+    for path in (old / "train.bin", old):
+        os.utime(path, (0, 0))
+    shutil.rmtree(place)
+    load_corpus(folder, vocab_size=256, cache=tmp_path)
+    assert not old.exists() and new.exists()
 
 
 def test_unknown_names_and_bad_options(tmp_path, corpus):
@@ -837,6 +955,9 @@ def test_faults_of_batches():
 
 def test_bits_per_byte_by_hand():
     assert bits_per_byte(6 * math.log(2), 3) == pytest.approx(2)
+    assert bits_per_byte(np.float16(100), 100_000) == pytest.approx(100 / math.log(2) / 1e5)
+    with pytest.raises(ValueError, match="nats: got -5; want a finite number, 0 or more"):
+        bits_per_byte(-5, 3)
 
 
 def test_the_module_is_named_in_the_import_of_nothing_heavy():
