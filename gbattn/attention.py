@@ -36,9 +36,11 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The dtype in which matrices are multiplied there."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return dtype
+    kind = device.type  # the meta device has no autocast, and float64 is left alone
+    if dtype == torch.float64 or not torch.amp.is_autocast_available(kind):
+        return dtype
+    on = torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else dtype
 
 # %% ../nbs/06_attention.ipynb #6b3e2525
 def _check_heads(
@@ -238,6 +240,7 @@ def padding_mask(
     require(whole, "lengths", f"dtype {lengths.dtype}", "an integer dtype")
     require(is_count(size), "size", size, "a positive integer")
     if not torch.compiler.is_compiling():  # a compiler cannot look at numbers
+        lengths = lengths.long()  # beyond 127 a narrow dtype would turn over
         fits = bool(((lengths >= 0) & (lengths <= size)).all())
         got, want = str(lengths.tolist()), f"lengths from 0 to size = {size}"
         require(fits, "lengths", got, want)

@@ -13,6 +13,8 @@ import os
 import platform
 import random
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from numbers import Integral, Real
@@ -123,6 +125,20 @@ def is_integer(x: object) -> bool:
 def is_count(x: object) -> bool:
     """Whether x is a positive integer, of Python or NumPy; a truth value is none."""
     return is_integer(x) and int(x) > 0
+
+
+@contextmanager
+def _in_eval_mode(*models: torch.nn.Module) -> Iterator[None]:
+    """All parts of the models in eval mode; afterwards each in the mode it was in."""
+    parts = [part for model in models for part in model.modules()]
+    modes = [part.training for part in parts]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes):
+            part.training = mode
 
 
 def _check_folder(name: str, folder: Path) -> None:

@@ -397,7 +397,8 @@ def attention_cost(
     options |= dict(causal=causal, count_masked=count_masked, itemsize=itemsize)
     parts = attention_parts(layer, T, **options)
     kept = 0 if context else batch_size * _remembered(layer, past + T)
-    return sum(parts.values(), Cost(cache_bytes=itemsize * kept))
+    wide = max(4, itemsize) if isinstance(layer, LinearAttention) else itemsize
+    return sum(parts.values(), Cost(cache_bytes=wide * kept))
 
 # %% ../nbs/10_cost.ipynb #c5776e56
 #| code-fold: true

@@ -10,6 +10,7 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 import hashlib
 import json
 import os
+import uuid
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as nnf
 from torch import nn
+from torch.autograd import forward_ad
 
 from gbattn.attention import (
     KeyValueCache,
@@ -28,8 +30,21 @@ from gbattn.attention import (
 )
 from .blocks import Block, make_normalizer
 from .boosted import Gate
-from .conventions import is_count, is_integer, is_number, require
+from gbattn.conventions import (
+    _in_eval_mode,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 from .cost import Cost, attention_cost, linear_cost
+
+
+def _has_tangent(*tensors: torch.Tensor) -> bool:
+    """Whether derivatives are carried forward through one of them."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 def next_token_loss(
@@ -61,8 +76,8 @@ def next_token_loss(
     -----
     In full precision, and where torch has it and it pays, torch's
     ``linear_cross_entropy`` goes by chunks of rows and makes the gradients on the
-    way, so the logits (N, V) never exist: one backward pass, no second derivatives.
-    Source: chapter 13.
+    way, so the logits (N, V) never exist: one backward pass, no second derivatives,
+    no ``torch.func.grad``. Source: chapter 13.
     """
     rows = 256 if h.device.type == "cpu" else 2048
     dtype = _compute_dtype(h.device, h.dtype)
@@ -70,6 +85,7 @@ def next_token_loss(
     # Half precision would round the loss (bfloat16), or lose gradients before a
     # scaler sees them (float16).
     full = dtype in (torch.float32, torch.float64)
+    full = full and not _has_tangent(h, weight)  # which it would forget
     if large and full and hasattr(nnf, "linear_cross_entropy"):
         options = nn.LinearCrossEntropyOptions(
             batch_chunk_size=rows,
@@ -185,6 +201,9 @@ class ModelConfig:
         for name in ("vocab_size", "max_length", "d_model", "n_layers", "n_heads"):
             size = getattr(self, name)
             require(is_count(size), name, repr(size), "a positive integer")
+            object.__setattr__(self, name, int(size))  # NumPy's are not for JSON
+        if is_integer(self.d_ffn):
+            object.__setattr__(self, "d_ffn", int(self.d_ffn))
         known = self.positions in ("learned", "rotary")
         require(known, "positions", repr(self.positions), "'learned' or 'rotary'")
         for name in ("tie_embeddings", "bias"):
@@ -194,6 +213,8 @@ class ModelConfig:
         good = is_number(self.init_std) and self.init_std > 0
         require(good, "init_std", repr(self.init_std), "a finite positive number")
         _check_probability("dropout", self.dropout)
+        for name in ("init_std", "dropout"):
+            object.__setattr__(self, name, float(getattr(self, name)))
         require(
             isinstance(self.attention_options, dict),
             "attention_options",
@@ -213,6 +234,11 @@ class ModelConfig:
             want = f"layers from 0 to {self.n_layers - 1}"
             require(fits, "overrides", f"the layer {key!r}", want)
             _named_options("overrides", changes, _PER_LAYER)
+            once = int(key) not in layers
+            require(once, "overrides", f"the layer {int(key)} twice", "each once")
+            inner = changes.get("attention_options", {})
+            good = isinstance(inner, dict)
+            require(good, "overrides", f"attention_options {inner!r}", "a dict")
             layers[int(key)] = dict(changes)
         # A copy, so that nobody changes the dicts of a frozen config from outside.
         own = json.loads(_as_json("attention_options", self.attention_options))
@@ -231,7 +257,8 @@ class ModelConfig:
         changes = self.overrides.get(layer, {})
         options = {name: getattr(self, name) for name in _PER_LAYER} | changes
         if self.positions == "rotary":
-            turning = {"rotary": 10_000.0} | options["attention_options"]
+            base = self.attention_options.get("rotary", 10_000.0)
+            turning = {"rotary": base} | options["attention_options"]
             options["attention_options"] = turning
         return options | {"bias": self.bias}
 
@@ -262,7 +289,9 @@ class ModelConfig:
     @property
     def normalizes_last(self) -> bool:
         """Whether the stream is normalised before the head."""
-        return self.norm != "post" if self.final_norm is None else self.final_norm
+        if self.final_norm is not None:
+            return self.final_norm
+        return self._block_options(self.n_layers - 1)["norm"] != "post"
 
     def to_dict(self) -> dict:
         """Return the fields as JSON has them, for `from_dict`."""
@@ -389,7 +418,9 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def _draw_matrix(self, weight: torch.Tensor, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+        drawn = torch.randn(
+            weight.shape, generator=generator, dtype=torch.float32, device="cpu"
+        )
         weight.copy_(self.config.init_std * drawn)
 
     def extra_repr(self) -> str:
@@ -474,7 +505,14 @@ class LanguageModel(nn.Module):
         caches = [None] * len(self.blocks) if cache is None else cache
         fits = isinstance(caches, list) and len(caches) == len(self.blocks)
         want = f"a list of {len(self.blocks)}, from make_caches"
+        fits = fits and (cache is None or None not in caches)
         require(fits, "cache", type(cache).__name__, want)
+        if cache is not None:
+            held = [one.length for one in caches]
+            want = "one number: a pass that failed leaves caches of no use"
+            require(
+                len({*held}) == 1, "cache", f"{held} tokens in its layers", want
+            )
         h = self.token_embedding(tokens)  # (B, T, D)
         if self.position_embedding is not None:
             past = 0 if cache is None else cache[0].length
@@ -540,12 +578,14 @@ class LanguageModel(nn.Module):
         prompt : torch.Tensor
             Token numbers, shape (B, T).
         max_new_tokens : int
-            How many are added.
+            How many are added. If positions are learned, prompt and these are
+            ``max_length`` together at most.
         temperature, top_k, top_p
             As in `next_token_probabilities`; temperature 0 is greedy.
         seed : int or list of int
             One for all, from which each sequence gets numbers of its own; or one
-            for each, and then a sequence says in a batch what it would say alone.
+            for each, and then a sequence says in a batch what it would say alone, but
+            for rounding.
         lengths : torch.Tensor, optional
             How many tokens of each prompt are real, integers (B,), when shorter
             ones are padded on the left.
@@ -568,11 +608,13 @@ class LanguageModel(nn.Module):
 
         Notes
         -----
-        In float32 and float64 the tokens are the same with a cache and without, in a
-        batch and alone. In half precision rounding may part them when sampling.
+        The tokens are the same with a cache and without, in a batch and alone, but
+        for the rounding of products: in float64 practically always, in float32 about
+        one draw in ten thousand may differ, in half precision more.
         Dropout is off meanwhile. Source: chapter 13.
         """
         self._check_generate(prompt, max_new_tokens, lengths, end)
+        lengths = None if lengths is None else lengths.long()  # they will grow
         _check_sampling(temperature, top_k, top_p)
         B, T = prompt.shape
         caches = self.make_caches(B, T + max_new_tokens) if cache and B else None
@@ -580,9 +622,7 @@ class LanguageModel(nn.Module):
         tokens, unread = prompt, prompt
         ended = torch.zeros(B, dtype=torch.bool, device=prompt.device)
         sound = ~ended
-        was_training = self.training
-        self.eval()
-        try:
+        with _in_eval_mode(self):
             for step in range(max_new_tokens):
                 seen = _padded(lengths, step, tokens.shape[1], unread.shape[1])
                 h = self._stream(unread, **seen, cache=caches)[:, -1]  # (B, D)
@@ -604,8 +644,6 @@ class LanguageModel(nn.Module):
                 unread = tokens if caches is None else new[:, None]
                 if end is not None and ended.all():
                     break
-        finally:
-            self.train(was_training)
         want = "finite ones: look for NaN and infinity in the weights"
         require(bool(sound.all()), "model", "logits that are not finite", want)
         return tokens
@@ -614,6 +652,10 @@ class LanguageModel(nn.Module):
         fits = isinstance(prompt, torch.Tensor) and prompt.ndim == 2
         fits = fits and prompt.shape[1] > 0
         _wanted(fits, "prompt", prompt, lambda: "integers (B, T) with T ≥ 1")
+        whole = prompt.dtype in (torch.int32, torch.int64)
+        want = "torch.int64 or torch.int32"
+        require(whole, "prompt", f"dtype {prompt.dtype}", want)
+        _check_numbers("prompt", prompt, self.config.vocab_size)
         want, got = "a positive integer", repr(max_new_tokens)
         require(is_count(max_new_tokens), "max_new_tokens", got, want)
         (B, T), room = prompt.shape, self.config.max_length
@@ -658,9 +700,15 @@ class LanguageModel(nn.Module):
             ("model.safetensors", save(weights, metadata=facts)),
             ("config.json", readable.encode() + b"\n"),
         ):
-            draft = folder / f"{name}.draft-{os.getpid()}"
-            draft.write_bytes(content)
-            draft.replace(folder / name)
+            draft = folder / f"{name}.draft-{uuid.uuid4().hex[:8]}"
+            try:
+                with draft.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.replace(folder / name)
+            finally:
+                draft.unlink(missing_ok=True)
 
     @classmethod
     def from_pretrained(
@@ -751,11 +799,13 @@ def next_token_probabilities(
         return nnf.one_hot(logits.argmax(-1), V).to(logits.dtype)
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     # The largest becomes 0 first: a low temperature must not make it infinite.
-    ranked = (ranked - ranked[..., :1]) / temperature
+    # And one below what the dtype can hold would divide by 0.
+    tiny = torch.finfo(ranked.dtype).tiny
+    ranked = (ranked - ranked[..., :1]) / max(temperature, tiny)
     ranked = ranked[..., : top_k or V].softmax(-1)
     if top_p is not None and top_p < 1:  # a rounded sum reaches 1 too early
         before = ranked.cumsum(-1) - ranked  # what the more probable ones hold
-        ranked = ranked.masked_fill(before >= top_p, 0)
+        ranked = ranked.masked_fill((before >= top_p) & (before > 0), 0)
         ranked = ranked / ranked.sum(-1, keepdim=True)
     kept = order[..., : ranked.shape[-1]]
     return torch.zeros_like(logits).scatter(-1, kept, ranked)
@@ -779,11 +829,11 @@ def _chances(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
         places = [(seed, b) for b in range(B)]
         _check_seed(seed)
     wide = torch.float32 if device.type == "mps" else torch.float64
-    drawn = torch.empty(B, steps, dtype=wide)
+    drawn = torch.empty(B, steps, dtype=wide, device="cpu")
     for row, (own, b) in zip(drawn, places):
         _check_seed(own)
         generator = torch.Generator().manual_seed(_seed_of(own, f"sequence {b}"))
-        row.copy_(torch.rand(steps, generator=generator, dtype=wide))
+        row.copy_(torch.rand(steps, generator=generator, dtype=wide, device="cpu"))
     return drawn.to(device)
 
 
@@ -943,7 +993,11 @@ def model_cost(
         cost += attention_cost(block.attention, T, **options)
         for linear in block.ffn.children():
             sizes = linear.in_features, linear.out_features, batch_size * T
-            cost += linear_cost(*sizes, itemsize=itemsize)
+            biased = linear.bias is not None
+            cost += linear_cost(*sizes, bias=biased, itemsize=itemsize)
+        if len(list(block.ffn.children())) == 3:  # two read, and keep, one input
+            once = batch_size * T * config.d_model * itemsize
+            cost = replace(cost, saved_bytes=cost.saved_bytes - once)
     D, V = config.d_model, config.vocab_size
     cost += linear_cost(D, V, batch_size * T, bias=False, itemsize=itemsize)
     return replace(cost, parameters=_count(model).total)

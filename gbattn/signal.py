@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .blocks import Derf, DyT
 from .boosted import Gate
-from .conventions import is_count, is_number, require
+from .conventions import _in_eval_mode, is_count, is_number, require
 
 # %% ../nbs/12_signal.ipynb #0d808e58
 def _number(name: str, value, want: str, good=lambda x: x > 0) -> float:
@@ -732,21 +732,6 @@ def _derivative(found: torch.Tensor | None, l: int) -> torch.Tensor:
     return found
 
 
-@contextmanager
-def _at_rest(blocks):
-    """In eval mode, and afterwards as it was."""
-    modes = [
-        (module, module.training) for block in blocks for module in block.modules()
-    ]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def _bar(steps, progress: bool):
     """The steps, with a progress bar where tqdm is installed."""
     if not progress:
@@ -862,7 +847,7 @@ def measure(
         x
     )  # (draws, B, T, D)
     run = _backward if direction == "backward" else _forward
-    with _at_rest(blocks):
+    with _in_eval_mode(*blocks):
         return run(blocks, x.detach(), probes, causal, progress)
 
 # %% ../nbs/12_signal.ipynb #b8777986
@@ -969,7 +954,7 @@ def exact_norms(
     eye = torch.eye(n * d, dtype=x.dtype, device=x.device)
     depths = range(len(blocks) + 1)
     sets, sizes = [], []
-    with _at_rest(blocks):
+    with _in_eval_mode(*blocks):
         for h in x.detach().split(1):
             chain, states = [], [_size_and_overlap(h)]
             for l, block in enumerate(blocks):

@@ -26,6 +26,7 @@ from torch import nn
 
 from gbattn.conventions import (
     _check_folder,
+    _in_eval_mode,
     is_count,
     is_integer,
     is_number,
@@ -578,16 +579,12 @@ def _length(model: nn.Module, length: int | None) -> int:
 @torch.no_grad()
 def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     """The summed loss of these windows, and the number of targets scored."""
-    device, was_training = next(model.parameters()).device, model.training
-    nats, n_tokens = 0.0, 0
-    model.eval()
-    try:
+    device, nats, n_tokens = next(model.parameters()).device, 0.0, 0
+    with _in_eval_mode(model):
         for inputs, targets in windows:
             loss = model(inputs.to(device), targets.to(device), reduction="sum")
             nats += float(loss)
             n_tokens += int((targets != -100).sum())
-    finally:
-        model.train(was_training)
     return nats, n_tokens
 
 # %% ../nbs/15_training.ipynb #9af481ce
@@ -994,7 +991,7 @@ def evaluate(
 
     Notes
     -----
-    The model is put into evaluation mode, and back. Source: chapter 15; Proposition
+    The model is put into evaluation mode, and each of its parts back. Source: chapter 15; Proposition
     "Every token once" of chapter 14.
     """
     length = _length(model, length)

@@ -5,12 +5,15 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as nnf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from claims import claim
 from gbattn import language_model
@@ -120,13 +123,15 @@ class Silent:
             vocab_size=V, max_length=V, d_model=D, n_heads=1, n_layers=2, norm="none", final_norm=False
         )
         self.model, self.V, self.D = LanguageModel(config, seed=seed, dtype=F64), V, D
+        self.untied = LanguageModel(replace(config, tie_embeddings=False), seed=seed, dtype=F64)
         g = torch.Generator().manual_seed(seed)
         self.U = torch.randn(V, D, generator=g, dtype=F64)
         with torch.no_grad():
-            for block in self.model.blocks:
-                block.attention.out.weight.zero_()
-                block.ffn.down.weight.zero_()
-            self.model.position_embedding.weight.zero_()
+            for model in (self.model, self.untied):
+                for block in model.blocks:
+                    block.attention.out.weight.zero_()
+                    block.ffn.down.weight.zero_()
+                model.position_embedding.weight.zero_()
         self.E = torch.randn(V, D, generator=g, dtype=F64)
 
     def logits(self, E):
@@ -144,7 +149,10 @@ class Silent:
         wanted = E.flip(0) @ self.U.T
         u, scale, v = torch.linalg.svd(wanted)
         D = min(self.D, self.V)
-        reached = (u[:, :D] * scale[:D]) @ v[:D]
+        with torch.no_grad():
+            self.untied.token_embedding.weight.zero_()[:, :D] = u[:, :D] * scale[:D]
+            self.untied.head.weight.zero_()[:, :D] = v[:D].T
+            reached = self.untied(torch.arange(self.V)[None])[0]
         most = torch.cat([S[longest].max()[None], even.amax(1)])
         own = torch.cat([S[longest, longest][None], even.diagonal()])
         left = torch.cat([S.flatten(), S.T.flatten(), most, reached.flatten()])
@@ -334,6 +342,12 @@ def test_cost_is_what_torch_counts(changes):
     assert 0 < cost.saved_bytes <= count_saved_bytes(model, tokens)  # without norms, activations and residuals
     caches = model.make_caches(2)
     assert cost.cache_bytes == sum(cache.nbytes for cache in caches)
+    half = LanguageModel(config, dtype=torch.bfloat16).make_caches(2)
+    assert model_cost(config, batch_size=2, itemsize=2).cache_bytes == sum(cache.nbytes for cache in half)
+    plain = model_cost(replace(config, bias=False), batch_size=2)
+    fewer = sum(p.numel() for name, p in model.named_parameters() if name.endswith(("ffn.up.bias", "ffn.down.bias")))
+    fewer += sum(p.numel() for name, p in model.named_parameters() if name.endswith("ffn.gate.bias"))
+    assert cost.traffic_bytes - plain.traffic_bytes >= 4 * fewer
     with torch.no_grad():
         model(tokens[:, :5], cache=caches)
         one = count_flops(model, tokens[:, 5:6], cache=caches)
@@ -519,13 +533,73 @@ def test_half_precision_keeps_the_loss(dtype):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_dropout_works_while_training_only():
-    model = model_of("boosted", dropout=0.3, attention_options={"dropout": 0.3})
+@pytest.mark.parametrize("place", ["embeddings", "sublayers", "attention weights"])
+def test_dropout_works_while_training_only(place):
+    inner = {"dropout": 0.3} if place == "attention weights" else {}
+    common = 0.3 if place == "embeddings" else 0.0
+    layer = {"dropout": 0.3 if place == "sublayers" else 0.0}
+    model = model_of("boosted", dropout=common, attention_options=inner, overrides={0: layer, 1: layer})
     tokens = tokens_of()
     torch.manual_seed(0)
     assert torch.equal(model(tokens), model(tokens))
     model.train()
     assert not torch.equal(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("default", ["meta"])
+def test_another_default_device_changes_nothing(default):
+    model, tokens = model_of("boosted"), tokens_of(2, 4)
+    want = model.generate(tokens, 5)
+    with torch.device(default):
+        same = LanguageModel(model.config, seed=3, device="cpu")
+        assert torch.equal(same.head_weight, LanguageModel(model.config, seed=3, device="cpu").head_weight)
+        assert torch.equal(model.generate(tokens, 5), want)
+    assert torch.equal(same.head_weight, LanguageModel(model.config, seed=3).head_weight)
+
+
+@pytest.mark.parametrize("kind", ["multi_head", "linear", "boosted"])
+def test_a_model_on_the_meta_device_has_shapes(kind):
+    model = LanguageModel(config_of(kind), device="meta")
+    tokens = torch.zeros(2, 5, dtype=torch.int64, device="meta")
+    assert model(tokens).shape == (2, 5, V) and model(tokens, tokens).shape == ()
+    assert len(model.make_caches(2)) == model.config.n_layers
+
+
+def test_a_config_of_numpys_numbers(tmp_path):
+    numbers = {name: np.int64(size) for name, size in (SMALL | {"d_ffn": 12}).items()}
+    config = ModelConfig(**numbers, init_std=np.float32(0.5), dropout=np.float64(0.25))
+    assert config == ModelConfig(**SMALL, d_ffn=12, init_std=0.5, dropout=0.25)
+    LanguageModel(config).save_pretrained(tmp_path)
+    assert LanguageModel.from_pretrained(tmp_path).config == config
+
+
+def test_the_last_block_decides_whether_a_norm_follows():
+    ends = {("post", "pre"): True, ("pre", "post"): False, ("post", "post"): False, ("pre", "pre"): True}
+    for (norm, last), normalised in ends.items():
+        config = config_of(norm=norm, overrides={1: {"norm": last}})
+        assert config.normalizes_last == normalised
+        assert config_of(norm=norm, overrides={1: {"norm": last}}, final_norm=True).normalizes_last
+
+
+def test_a_layer_of_its_own_turns_like_the_others():
+    config = config_of(
+        positions="rotary", attention_options={"rotary": 500.0}, overrides={1: {"attention_options": {"n_kv_heads": 1}}}
+    )
+    assert [config._block_options(layer)["attention_options"]["rotary"] for layer in range(2)] == [500.0, 500.0]
+
+
+@torch.no_grad()
+def test_caches_out_of_step_are_refused():
+    model, tokens = model_of(overrides={1: {"attention": "linear"}}), tokens_of(1, 3)
+    caches = model.make_caches(1)
+    with pytest.raises(ValueError):
+        model(tokens, cache=caches, mask=torch.zeros(1, 3))
+    with pytest.raises(
+        ValueError, match=r"cache: got \[3, 0\] tokens in its layers; want one number: a pass that failed"
+    ):
+        model(tokens, cache=caches)
+    with pytest.raises(ValueError, match="cache: got list; want a list of 2, from make_caches"):
+        model(tokens, cache=[None, None])
 
 
 def test_no_sequences():
@@ -547,6 +621,18 @@ def loss_and_gradients(h, W, y, reduction, loss):
 
 def plain_loss(h, W, y, reduction):
     return nnf.cross_entropy(h @ W.T, y, reduction=reduction)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward derivatives use it
+@pytest.mark.parametrize(("N", "size"), [(7, 23), (300, 4096)])
+def test_the_loss_carries_derivatives_forward(N, size):
+    h, W, change = torch.randn(N, 4), torch.randn(size, 4), torch.randn(N, 4)
+    y = torch.randint(size, (N,))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(h, change)
+        found = forward_ad.unpack_dual(next_token_loss(dual, W, y)).tangent
+        want = forward_ad.unpack_dual(plain_loss(dual, W, y, "mean")).tangent
+    assert torch.allclose(found, want, rtol=1e-4) and found != 0
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (F64, 1e-12)])
@@ -637,6 +723,15 @@ def test_the_whole_share_keeps_every_token(dtype):
     assert torch.equal(next_token_probabilities(logits, top_p=1.0), next_token_probabilities(logits))
 
 
+def test_the_smallest_temperature_and_share():
+    logits = torch.tensor([0.0, 3.0, 1.0])
+    for options in (dict(temperature=1e-46), dict(temperature=5e-324), dict(top_p=1e-50), dict(top_p=5e-324)):
+        assert next_token_probabilities(logits, **options).tolist() == [0, 1, 0]
+    model, tokens = model_of("boosted"), tokens_of(2, 4)
+    greedy = model.generate(tokens, 6, temperature=0)
+    assert torch.equal(model.generate(tokens, 6, temperature=1e-50), greedy)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_extreme_logits(dtype):
     logits = torch.tensor([-6e4, 0.0, 6e4, -math.inf], dtype=dtype)
@@ -720,9 +815,27 @@ def test_generation_leaves_the_model_as_it_was():
     one = model.generate(tokens, 8, temperature=0)
     assert model.training and torch.equal(one, model.generate(tokens, 8, temperature=0))
     assert not model.eval().generate(tokens, 1).requires_grad and not model.training
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="prompt: got"):
         model.train().generate(tokens + V, 2)
+    with pytest.raises(ValueError, match="prompt: got dtype torch.float32; want torch.int64 or torch.int32"):
+        model.generate(tokens.float(), 2)
     assert model.training
+    model.blocks[0].eval()  # frozen, say
+    model.generate(tokens, 1)
+    assert model.training and not any(part.training for part in model.blocks[0].modules())
+
+
+def test_lengths_of_a_narrow_dtype():
+    model = model_of(max_length=150)
+    tokens, lengths = tokens_of(2, 130), torch.tensor([120, 127])
+    want = model.generate(tokens, 12, lengths=lengths, temperature=0)
+    assert torch.equal(model.generate(tokens, 12, lengths=lengths.to(torch.int8), temperature=0), want)
+
+
+def test_a_float64_model_generates_under_autocast():
+    model, tokens = model_of(dtype=F64), tokens_of(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.generate(tokens, 5), model_of(dtype=F64).generate(tokens, 5))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -886,15 +999,14 @@ def test_a_damaged_config(saved, content, said):
 def test_a_save_that_is_cut_off_leaves_the_old_model(saved, monkeypatch):
     before = LanguageModel.from_pretrained(saved)
 
-    def full_disk(self, content):
-        with self.open("wb") as file:
-            file.write(content[: len(content) // 2])
+    def full_disk(number):
         raise OSError("no space left")
 
-    monkeypatch.setattr(language_model.Path, "write_bytes", full_disk)
+    monkeypatch.setattr(language_model.os, "fsync", full_disk)
     with pytest.raises(OSError):
         LanguageModel(config_of("boosted"), seed=9).save_pretrained(saved)
     monkeypatch.undo()
+    assert sorted(path.name for path in saved.iterdir()) == ["config.json", "model.safetensors"]
     assert torch.equal(LanguageModel.from_pretrained(saved).head_weight, before.head_weight)
 
 
