@@ -571,9 +571,10 @@ def train_model(
                 history = train(learner, text, training, **options)
         except KeyboardInterrupt:
             step = max(checkpoints(kept), default=0)
-            raise KeyboardInterrupt(
-                f"step {step} is kept in {folder}; the same command goes on from there"
-            ) from None
+            end = "nothing is kept yet"
+            if step:
+                end = f"step {step} is kept in {folder}; the same command goes on from there"
+            raise KeyboardInterrupt(end) from None
         learner.save_pretrained(folder)
         _write(folder / "history.json", history.to_dict())
     best = training.keep == "best"

@@ -45,6 +45,7 @@ from gbattn.experiments import (
     welch,
 )
 from gbattn.language_model import LanguageModel, ModelConfig, model_cost
+from gbattn.training import checkpoints
 
 SEED = st.integers(0, 2**32 - 1)
 
@@ -448,10 +449,15 @@ def start(experiment, corpora, place, workers):
     return process
 
 
+def under_way(place):
+    """The newest checkpoint of each run that has one; a draft is none."""
+    found = [checkpoints(folder) for folder in (place / "work").glob("*/checkpoints")]
+    return [list(of.values())[-1] for of in found if of]
+
+
 def kill_in_mid_run(process, place, runs, how=signal.SIGKILL):
     """End a process when this many runs have a checkpoint."""
-    under_way = lambda: {path.parent for path in (place / "work").glob("*/checkpoints/step-*")}
-    while len(under_way()) < runs and process.poll() is None:
+    while len(under_way(place)) < runs and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(how)
     process.wait()
@@ -466,11 +472,15 @@ def test_killed_and_started_again_the_curve_is_the_same(finished, corpora, tmp_p
     """SIGKILL in mid-run, then two workers: the records of runs that were never stopped, but for their times."""
     kill_in_mid_run(start(LONG, corpora, tmp_path, 1), tmp_path, 1)
     assert len(records_of(LONG, tmp_path / "results")) < 4
+    (kept,) = (path / "training.json" for path in under_way(tmp_path))
+    state = json.loads(kept.read_text())
+    kept.write_text(json.dumps(state | {"seconds": 1e6}))  # by which the record of who goes on from it is known
     process = start(LONG, corpora, tmp_path, 2)
     out, err = process.communicate()
     assert process.returncode == 0 and int(out) == 4, err.decode()
     lines = [line.split(" ")[2] for line in err.decode().splitlines() if line.startswith("tiny ")]
     assert len(lines) == len(set(lines)) >= 1
+    assert sum(one.measured["seconds"] > 1e6 for one in records_of(LONG, tmp_path / "results")) == 1
     (tmp_path / "whole").mkdir()
     # By workers too, who have one thread each: other numbers of threads add in another order.
     whole = go(corpora, tmp_path / "whole", LONG, workers=2)

@@ -24,7 +24,7 @@ from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
 from gbattn.corpora import load_corpus, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
-from gbattn.training import TrainConfig, evaluate
+from gbattn.training import TrainConfig, checkpoints, evaluate
 
 PROGRAM = [sys.executable, "-c", "import sys; from gbattn.command_line import main; sys.exit(main())"]
 WORDS = "the a cat dog sees likes big small red house and runs to with under tree".split()
@@ -583,7 +583,7 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     program = [*PROGRAM[:-1], heeding]
     process = subprocess.Popen([*program, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     limit = time.monotonic() + 60
-    while not list(stopped.glob("checkpoints/step-*/training.json")) and time.monotonic() < limit:
+    while not checkpoints(stopped / "checkpoints") and time.monotonic() < limit:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -602,6 +602,15 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     assert [curve.pop("seconds") and curve for curve in curves] == [curves[0]] * 2 and len(curves[0]["loss"]) == 30
     weights = [LanguageModel.from_pretrained(folder).state_dict() for folder in (stopped, whole)]
     assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+
+
+def test_ctrl_c_before_the_first_checkpoint(text, tmp_path, call, monkeypatch):
+    def press(*words, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gbattn.training.train", press)
+    code, out, err = call("train", text, "--folder", tmp_path / "m", *SHORT)
+    assert (code, out) == (130, "") and err.endswith("gbattn train: stopped; nothing is kept yet\n")
 
 
 def test_ctrl_c_anywhere(call, monkeypatch, text):
