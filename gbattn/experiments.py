@@ -18,8 +18,10 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -41,6 +43,7 @@ from gbattn.corpora import (
     MANIFEST,
     Corpus,
     _cache_root,
+    _read_manifest,
     load_corpus,
     open_corpus,
 )
@@ -77,6 +80,8 @@ def paired_interval(
     """
     n = len(differences)
     require(n > 1, "differences", f"{n} of them", "two or more")
+    odd = next((x for x in differences if not is_number(x)), None)
+    require(odd is None, "differences", odd, "finite numbers")
     require(
         0 < confidence < 1, "confidence", confidence, "a number between 0 and 1"
     )
@@ -173,7 +178,8 @@ def matched(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants.
+        Naming the argument, what it got and what it wants; also when no such model
+        comes as near as the smallest change of its feed-forward width.
 
     Notes
     -----
@@ -201,10 +207,11 @@ def _fitted(
     """The fields at which the measure of a model comes nearest to what is wanted."""
     step = 2 * config.n_heads if change == "d_model" else 1
     at = lambda size: measure(replace(config, **{change: size}))
-    largest = step
+    layers = max(map(int, config.overrides), default=0) + 1
+    largest = least = step if change == "d_model" else layers
     while at(largest) < wanted:
         largest *= 2
-    sizes = range(step, largest + 1, step)
+    sizes = range(least, largest + 1, step)
     place = bisect.bisect_left(sizes, wanted, key=at)
     size = min(
         sizes[max(place - 1, 0) : place + 1],
@@ -213,6 +220,9 @@ def _fitted(
     base = replace(config, **{change: size})
     narrow, wide = (measure(replace(base, d_ffn=f)) for f in (4, 8))
     d_ffn = 4 * max(1, 1 + round((wanted - narrow) / (wide - narrow)))
+    off = abs(measure(replace(base, d_ffn=d_ffn)) - wanted)
+    got = f"a model that comes no nearer than {off:,.0f} to {wanted:,.0f} by {change} and d_ffn"
+    require(off <= wide - narrow, "config", got, "one that can equal it")
     return {change: size, "d_ffn": d_ffn}
 
 # %% ../nbs/16_perplexity.ipynb #c58d0080
@@ -238,6 +248,8 @@ def step_seconds(records: Iterable[Record]) -> float:
     """
     found = []
     for m in (record.measured for record in records):
+        if m["diverged"]:  # such as one that was no better than a guess
+            continue
         points = list(zip(m.get("train_step", ()), m.get("train_seconds", ())))
         found += [
             (t1 - t0) / (s1 - s0)
@@ -264,7 +276,8 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     config : gbattn.language_model.ModelConfig
         What is to grow or shrink; its ``d_ffn`` must be None.
     records : iterable of gbattn.conventions.Record
-        Of runs on one machine, among them multi-head ones of two sizes or more.
+        Of runs on one machine, among them multi-head ones of two sizes or more;
+        those that diverged are left out.
     slow : str
         The arm to match.
 
@@ -289,7 +302,7 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
         f"d_ffn = {config.d_ffn}",
         "d_ffn = None, to be set",
     )
-    records = [r for r in records if "train_seconds" in r.measured]
+    records = [r for r in records if not r.measured["diverged"]]
     wanted = [r for r in records if r.settings["arm"] == slow]
     sizes: dict[int, list[Record]] = {}
     for record in records:
@@ -318,19 +331,33 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
 
 # %% ../nbs/16_perplexity.ipynb #ddd1de62
 #| code-fold: true
+def _cached(spec: "CorpusSpec") -> Corpus | None:
+    """The text with the fingerprint of a spec, if the cache has it whole, wherever its
+    tokens were made."""
+    if spec.fingerprint is None:
+        return None
+    for path in sorted(_cache_root(None).glob(f"{spec.name}-*/{MANIFEST}")):
+        folder = path.parent
+        if ".draft-" in folder.name:
+            continue
+        try:
+            said = Corpus(folder, _read_manifest(path, ""), None, None, None)
+            if said.fingerprint == spec.fingerprint:
+                return open_corpus(folder)
+        except (OSError, ValueError):  # damaged; another copy may be whole
+            continue
+    return None
+
+
 @lru_cache(8)
 def _load(spec: "CorpusSpec", corpora: str | None) -> Corpus:
-    if spec.fingerprint is not None:
-        # Its tokens are known, wherever they were made.
-        for found in sorted(_cache_root(None).glob(f"{spec.name}-*/{MANIFEST}")):
-            corpus = open_corpus(found.parent)
-            if corpus.fingerprint == spec.fingerprint:
-                return corpus
+    if carried := _cached(spec):
+        return carried
     known = spec.name == "python-docs" or spec.name in HUB
     place = spec.name
     if not known:
         root = corpora or os.environ.get("GBATTN_CORPORA")
-        want = f"a folder that holds {spec.name} in GBATTN_CORPORA or as corpora="
+        want = f"a folder that holds {spec.name}, given here or in GBATTN_CORPORA"
         good = root is not None and (Path(root) / spec.name).is_dir()
         require(good, "corpora", "nothing" if root is None else str(root), want)
         place = Path(root) / spec.name
@@ -432,6 +459,13 @@ class Arm:
         plain = bool(self.name) and all(c.isalnum() or c in "_." for c in self.name)
         require(plain, "name", repr(self.name), "letters, digits, _ and .")
         object.__setattr__(self, "label", self.label or self.name)
+
+    @property
+    def fixes(self) -> set[str]:
+        """The fields in which it, or the arm that it is to equal, differs from the
+        experiment's."""
+        rival = self.equal_to.fixes if self.equal_to else set()
+        return rival | {*self.model, *self.train}
 
 # %% ../nbs/16_perplexity.ipynb #0aac1322
 #| code-fold: true
@@ -555,7 +589,7 @@ class Experiment:
         order.
     grid : dict
         A field of either configuration to the values it takes; all combinations
-        run.
+        run, and an arm that is to equal another does so in each.
     rates_from : Experiment, optional
         The sweep from whose records each arm takes its learning rate.
     rate_of : str
@@ -584,8 +618,13 @@ class Experiment:
 
     def __post_init__(self):
         names = [arm.name for arm in self.arms]
-        for argument, found in (("arms", names), ("seeds", self.seeds)):
-            good = len(found) > 0 and len(set(found)) == len(found)
+        for argument, found in (
+            ("arms", names),
+            ("seeds", self.seeds),
+            *((f"grid {key}", values) for key, values in self.grid.items()),
+        ):
+            apart = all(a != b for a, b in itertools.combinations(found, 2))
+            good = len(found) > 0 and apart
             require(good, argument, list(found), "one or more, all different")
         known = (_names(ModelConfig) | _names(TrainConfig)) - {"vocab_size", "seed"}
         for argument, owner, given in (
@@ -608,6 +647,13 @@ class Experiment:
             wrong,
             "fields of ModelConfig and TrainConfig but vocab_size and seed",
         )
+        owner = {key: f"arm {arm.name}" for arm in self.arms for key in arm.fixes}
+        owner |= {"learning_rate": "rates_from"} if self.rates_from else {}
+        twice = [
+            f"{key}, which {owner[key]} sets" for key in self.grid if key in owner
+        ]
+        want = "fields that neither an arm nor rates_from sets"
+        require(not twice, "grid", "; ".join(twice), want)
         swept = (
             [arm.name for arm in self.rates_from.arms] if self.rates_from else []
         )
@@ -629,14 +675,17 @@ class Experiment:
             dict(zip(self.grid, values))
             for values in itertools.product(*self.grid.values())
         ]
-        models = {arm.name: self.model_of(arm) for arm in self.arms}
+        models = {}
 
         def one(seed: int, varied: dict, arm: Arm) -> Run:
             of = {
                 owner: {key: varied[key] for key in varied if key in _names(owner)}
                 for owner in (ModelConfig, TrainConfig)
             }
-            model = replace(models[arm.name], **of[ModelConfig])
+            key = arm.name, repr(of[ModelConfig])
+            if key not in models:  # the grid's first, then what is to be equal
+                shared = self.model | of[ModelConfig]
+                models[key] = replace(self, model=shared, grid={}).model_of(arm)
             settings = TrainConfig(
                 seed=seed, **self.train | arm.train | of[TrainConfig]
             )
@@ -645,7 +694,7 @@ class Experiment:
                 arm,
                 seed,
                 self.corpus,
-                model,
+                models[key],
                 settings,
                 varied,
                 self.planned,
@@ -961,13 +1010,28 @@ def _read(path: Path, one: Run) -> Record:
     """The record of a run, if its settings are still those of the run."""
     found = _read_records(path)
     require(len(found) == 1, str(path), f"{len(found)} records", "one, of one run")
-    record = found[0]
+    record, parts = found[0], ("text", "model", "train")
     known = json.loads(json.dumps(one.settings))
+    always = {"diverged", "parameters", "non_embedding"}
+    try:
+        whole = known.keys() <= record.settings.keys()
+        whole = whole and always <= record.measured.keys()
+        whole = whole and all(
+            isinstance(record.settings[part], dict) for part in parts
+        )
+    except AttributeError:  # no dictionaries
+        whole = False
+    require(
+        whole,
+        str(path),
+        "a damaged record",
+        "a whole one: delete it, and run it again",
+    )
     if known["text"]["fingerprint"] is None:
-        known["text"]["fingerprint"] = record.settings["text"]["fingerprint"]
+        known["text"]["fingerprint"] = record.settings["text"].get("fingerprint")
     differ = [
         f"{part}.{key}"
-        for part in ("text", "model", "train")
+        for part in parts
         for key, value in record.settings[part].items()
         if known[part].get(key, value) != value
     ]
@@ -1046,24 +1110,32 @@ def _work(
     work: Path,
     corpora: str | None,
     progress: bool,
-) -> None:
+    failures: Path,
+) -> list[Exception]:
     """Take the first run that is neither finished nor another's, until there is
-    none. A run that fails holds up no other; the first error is raised at the end."""
+    none. A run that fails holds up no other: it is a line in a file that all workers
+    share, and none tries it again. Return the errors."""
     from filelock import FileLock, Timeout
 
-    failed: dict[str, Exception] = {}
+    errors: list[Exception] = []
+
+    def over(one: Run) -> bool:
+        failed = [
+            line.split()[0] for line in failures.read_text("utf-8").splitlines()
+        ]
+        return one.id in failed or _finished(one, folder) is not None
 
     def take() -> bool:
         for number, one in enumerate(runs, 1):
-            if one.id in failed or _finished(one, folder):
-                continue
             place = work / one.id
-            place.mkdir(parents=True, exist_ok=True)
-            try:
-                with FileLock(
-                    place / "lock", timeout=0
-                ):  # the system frees it when a process dies
-                    if _finished(one, folder):
+            with ExitStack() as held:
+                try:
+                    if over(one):
+                        continue
+                    place.mkdir(parents=True, exist_ok=True)
+                    # The system frees it when a process dies.
+                    held.enter_context(FileLock(place / "lock", timeout=0))
+                    if over(one):
                         continue
                     record = _from_elsewhere(one, folder)
                     if record is None:
@@ -1072,18 +1144,21 @@ def _work(
                         record = replace(record, provenance=provenance)
                     record.save(one.name, folder)
                     shutil.rmtree(place / "checkpoints", ignore_errors=True)
-            except Timeout:
-                continue
-            except Exception as error:
-                failed[one.id] = error
-                end = f"failed: {error}"
-            else:
-                m = record.measured
-                end = (
-                    f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min"
-                    if not m["diverged"]
-                    else f"diverged: {m['why']}"
-                )
+                except Timeout:
+                    continue
+                except Exception as error:  # noted while the lock is held
+                    why = " ".join(str(error).split()) or type(error).__name__
+                    with failures.open("a", encoding="utf-8") as file:
+                        file.write(f"{one.id} {one.name}: {why}\n")
+                    errors.append(error)
+                    end = f"failed: {why}"
+                else:
+                    m = record.measured
+                    end = (
+                        f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min"
+                        if not m["diverged"]
+                        else f"diverged: {m['why']}"
+                    )
             print(
                 f"{one.experiment} {number}/{len(runs)} {one.name}: {end}",
                 file=sys.stderr,
@@ -1094,8 +1169,7 @@ def _work(
 
     while take():
         pass
-    if failed:
-        raise next(iter(failed.values()))
+    return errors
 
 
 def _end_with_parent() -> None:
@@ -1112,10 +1186,50 @@ def _worker() -> None:
     torch.set_num_threads(1)
     share = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.exit(1 if _work(*share) else 0)  # each failure has been printed
+
+
+# Ctrl-C reaches all; the process that waits says so.
+_START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "from gbattn.experiments import _worker; _worker()"
+)
+
+
+def _wait_for_workers(count: int, share: tuple) -> list[int]:
+    """Give so many processes the same share of work; return their exit codes."""
+    path = [str(Path(sys.modules["gbattn"].__file__).parent.parent)]
+    path += filter(None, [os.environ.get("PYTHONPATH")])
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    processes = []
     try:
-        _work(*share)
-    except KeyboardInterrupt:  # Ctrl-C reaches all; the process that waits says so
-        sys.exit(130)
+        for _ in range(count):
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=subprocess.PIPE,
+                env=os.environ | environment,
+            )
+            processes.append(process)
+            process.stdin.write(pickle.dumps(share))
+            process.stdin.flush()  # left open: see _end_with_parent
+        return [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.stdin.close()
+            if process.poll() is None:
+                process.terminate()
+
+
+def _demand_writable(argument: str, folder: Path, *below: str) -> None:
+    """Make a folder, and one below it, or say why not."""
+    inner = folder.joinpath(*below)
+    try:
+        inner.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(inner, os.W_OK) else "Permission denied"
+    except OSError as error:
+        why = error.strerror
+    want = "one that can be written to"
+    require(not why, argument, f"{folder} ({why})", want)
 
 # %% ../nbs/16_perplexity.ipynb #eea227ce
 #| code-fold: true
@@ -1167,7 +1281,7 @@ def run(
         rate is to come from a sweep that is not finished.
     Exception
         The first error of a run, after all others are done; of several workers a
-        RuntimeError, if runs are left.
+        RuntimeError that says which run it was and why, if runs are left.
 
     Notes
     -----
@@ -1184,50 +1298,33 @@ def run(
     )
     corpora = None if corpora is None else str(corpora)
     runs = experiment.tuned(folder).shard(*shard)
-    left = [one for one in runs if _finished(one, folder) is None]
-    if left:  # what would stop every run stops this one, before the first hour
-        try:
-            (folder / experiment.name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            got, want = f"{folder} ({error.strerror})", "one that can be written to"
-            require(False, "folder", got, want)
-        experiment.corpus.load(corpora)
-    if left and workers == 1:
-        _work(runs, folder, work, corpora, progress)
-    elif left:
-        share = pickle.dumps((runs, folder, work, corpora, False))
-        path = os.pathsep.join(
-            [
-                str(Path(sys.modules["gbattn"].__file__).parent.parent),
-                *filter(None, [os.environ.get("PYTHONPATH")]),
-            ]
+    here = folder / experiment.name
+    left = [one for one in runs if not (here / f"{one.name}.json").is_file()]
+    if not left:
+        return records_of(experiment, folder)
+    # What would stop every run stops this one, before the first hour.
+    _demand_writable("folder", folder, experiment.name)
+    _demand_writable("work", work)
+    experiment.corpus.load(corpora)
+    with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
+        failures = Path(place) / "failures"
+        failures.touch()
+        share = runs, folder, work, corpora, progress and workers == 1, failures
+        if workers == 1:
+            for error in _work(*share):
+                raise error
+            return records_of(experiment, folder)
+        codes = _wait_for_workers(min(workers, len(left)), share)
+        failed = failures.read_text("utf-8").splitlines()
+    why = f"{sum(map(bool, codes))} of {len(codes)} workers ended with an error"
+    if failed:
+        first = failed[0].partition(" ")[2]
+        why = f"{len(failed)} of {len(left)} runs failed, the first {first}"
+    done = all((here / f"{one.name}.json").is_file() for one in left)
+    if failed or any(codes) and not done:
+        raise RuntimeError(
+            f"{why}; what is finished is kept, and run goes on from there"
         )
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        command = [
-            sys.executable,
-            "-c",
-            "from gbattn.experiments import _worker; _worker()",
-        ]
-        processes = []
-        try:
-            for _ in range(min(workers, len(left))):
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, env=environment
-                )
-                processes.append(process)
-                process.stdin.write(share)
-                process.stdin.flush()  # left open: see _end_with_parent
-            codes = [process.wait() for process in processes]
-        finally:
-            for process in processes:
-                process.stdin.close()
-                if process.poll() is None:
-                    process.terminate()
-        if any(codes) and not all(_finished(one, folder) for one in runs):
-            failed = f"{sum(map(bool, codes))} of {len(codes)} workers ended with an error"
-            raise RuntimeError(
-                f"{failed}; what is finished is kept, and run goes on from there"
-            )
     return records_of(experiment, folder)
 
 # %% ../nbs/16_perplexity.ipynb #1d28d9af

@@ -155,6 +155,26 @@ def test_a_deeper_match_and_the_published_width():
     assert abs(MEASURES["parameters"](replace(standard, **deep)) - 8_734_208) <= 2 * deep["n_layers"] * 513
 
 
+@pytest.mark.parametrize(
+    "size, change",
+    [
+        (dict(d_model=64), "n_layers"),  # one such layer is larger than all of the target
+        (dict(d_model=16, n_layers=6, overrides={5: {"attention": "boosted"}}), "n_layers"),  # it cannot lose the sixth
+    ],
+)
+def test_what_cannot_be_matched_is_refused(size, change):
+    with pytest.raises(ValueError, match=f"config: got a model that comes no nearer .* by {change} and d_ffn"):
+        matched(ModelConfig(**SMALL | size), ModelConfig(**SMALL, d_model=16), change=change)
+
+
+def test_a_deeper_match_keeps_the_layers_that_it_names():
+    config = ModelConfig(**SMALL, d_model=16, overrides={1: {"attention": "boosted"}})
+    target = ModelConfig(**SMALL | dict(n_layers=4), d_model=16)
+    found = matched(config, target, change="n_layers")
+    off = MEASURES["parameters"](replace(config, **found)) - MEASURES["parameters"](target)
+    assert abs(off) <= 4 * 33 * found["n_layers"]
+
+
 def test_a_model_matched_to_itself_stays():
     config = ModelConfig(**SMALL, d_model=24)
     assert matched(config, config) == {"d_model": 24, "d_ffn": 96}
@@ -212,7 +232,35 @@ def test_a_pace_is_the_median_of_the_fastest_quarter():
     assert step_seconds([other]) == pytest.approx(0.5)
 
 
+def test_a_pace_is_none_of_runs_that_diverged():
+    """One that was no better than a guess has a whole learning curve, and may be the fastest."""
+    guess = record("slow", 3, 1.0, seconds=0.01, size=dict(attention="boosted"))
+    guess.measured["diverged"] = True
+    good = record("slow", 1, 1.0, seconds=2.0, size=dict(attention="boosted"))
+    assert step_seconds([guess, good]) == step_seconds([good])
+    with pytest.raises(ValueError, match="records: got no two points of a learning curve; want one run or more that"):
+        step_seconds([guess])
+    timed = [record(str(w), 0, 1.0, seconds=w / 64, size=dict(d_model=w)) for w in (64, 96, 128)]
+    config = ModelConfig(**SMALL, d_model=16)
+    assert equal_time(config, [*timed, good, guess], "slow") == equal_time(config, [*timed, good], "slow")
+    with pytest.raises(ValueError, match="slow: got 'slow'; want an arm of the records"):
+        equal_time(config, [*timed, guess], "slow")
+
+
 # Names of runs
+
+
+def test_what_is_to_be_equal_is_so_at_each_size_of_a_grid():
+    grid = {"d_model": (16, 32), "norm": ("pre", "post")}
+    made = {}
+    for one in replace(TINY, arms=(STANDARD, BOOSTED, WIDER), seeds=(1,), grid=grid).runs():
+        made.setdefault((one.model.norm, one.varied["d_model"]), {})[one.arm.name] = one.model
+    assert len(made) == 4
+    for (norm, width), of in made.items():
+        assert of["standard"].d_model == of["boosted_residual"].d_model == width <= of["wider"].d_model
+        size = {name: MEASURES["parameters"](config) for name, config in of.items()}
+        assert size["wider"] == pytest.approx(size["boosted_residual"], rel=0.01)
+        assert all(config.norm == norm for config in of.values())
 
 
 def test_ids_are_those_of_the_committed_records():
@@ -397,7 +445,8 @@ def test_shards_do_each_run_once_and_leave_pairs_together(corpora, tmp_path, mon
 
 
 def made(one):
-    measured = dict(diverged=False, test_loss=1.0, valid_loss=1.0, test_perplexity=2.7, seconds=1.0, parameters=1)
+    measured = dict(diverged=False, test_loss=1.0, valid_loss=1.0, test_perplexity=2.7, seconds=1.0)
+    measured |= dict(parameters=1, non_embedding=1)
     text = one.settings["text"] | {"fingerprint": "f"}
     return Record(one.experiment, one.settings | {"text": text}, measured)
 
@@ -496,10 +545,35 @@ def test_no_worker_outlives_the_process_that_started_it(corpora, tmp_path, how):
         FileLock(place / "lock").acquire(timeout=30).lock.release(force=True)
 
 
-def test_a_worker_that_fails_is_reported(corpora, tmp_path):
-    broken = replace(TINY, train=TINY.train | dict(warmup_steps=8))
+def test_a_run_that_fails_in_a_worker_is_named(corpora, tmp_path, capfd):
+    """Once, by a line and no traceback, and no other worker tries it again."""
+    broken = Arm(name="broken", train={"warmup_steps": 8})
+    with pytest.raises(RuntimeError) as caught:
+        go(corpora, tmp_path, replace(TINY, arms=(broken, STANDARD)), workers=2)
+    said = str(caught.value)
+    assert said.startswith("2 of 4 runs failed, the first broken-seed")
+    assert ": warmup_steps: got 8; want fewer than the 8 steps" in said and said.endswith("run goes on from there")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 4 and sum(": failed: warmup_steps: got 8" in line for line in lines) == 2, lines
+    assert len(list((tmp_path / "results" / "tiny").glob("standard-*.json"))) == 2
+
+
+def test_a_worker_that_dies_is_reported(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_START", "import sys; sys.stdin.buffer.read(1); sys.exit(3)")
     with pytest.raises(RuntimeError, match="2 of 2 workers ended with an error; what is finished is kept"):
-        go(corpora, tmp_path, broken, workers=2)
+        go(corpora, tmp_path, workers=2)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal here.")
+def test_ctrl_c_ends_a_worker_while_it_imports():
+    """In silence: the process that started it says what there is to say."""
+    loading = experiments._START.replace("; from", "; print(flush=True); import time; time.sleep(60); from")
+    heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {loading}"
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", heeding], **pipes)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == b"" and process.returncode == -signal.SIGINT
 
 
 def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch, capsys):
@@ -518,6 +592,49 @@ def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch, caps
     assert [r.settings["seed"] for r in records_of(TINY, tmp_path / "results")] == [2, 2]
     said = capsys.readouterr().err.splitlines()  # at once, not only at the end
     assert [line.split(": ", 1)[1] for line in said[:2]] == ["failed: no standard", "failed: no boosted_residual"]
+
+
+def test_a_place_that_cannot_be_holds_up_no_other(corpora, tmp_path, monkeypatch, capsys):
+    """Nor does a record that is damaged."""
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one))
+    runs = TINY.runs()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / runs[0].id).write_text("a file where the folder of the run is to be")
+    torn = tmp_path / "results" / "tiny" / f"{runs[1].name}.json"
+    torn.parent.mkdir(parents=True)
+    torn.write_text(json.dumps({"experiment": "tiny", "settings": {}, "measured": {}}))
+    with pytest.raises(FileExistsError, match=runs[0].id):
+        go(corpora, tmp_path)
+    lines = capsys.readouterr().err.splitlines()
+    assert [": failed: " in line for line in lines] == [True, True, False, False]
+    assert f"{torn}: got a damaged record; want a whole one" in lines[1]
+
+
+def test_where_runs_live_is_looked_at_before_any_run(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_work", lambda *share: pytest.fail("a run was started"))
+    (tmp_path / "work").write_text("a file")
+    with pytest.raises(ValueError, match="work: got .*work .*; want one that can be written to"):
+        go(corpora, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found | {"settings": []},
+        lambda found: found | {"settings": found["settings"] | {"text": "tiny"}},
+        lambda found: found | {"settings": {k: v for k, v in found["settings"].items() if k != "model"}},
+        lambda found: found | {"settings": {k: v for k, v in found["settings"].items() if k != "label"}},
+        lambda found: found | {"measured": {k: v for k, v in found["measured"].items() if k != "diverged"}},
+        lambda found: found | {"measured": None},
+    ],
+)
+def test_a_record_that_is_not_whole_is_damaged(finished, tmp_path, change):
+    place, records = finished
+    shutil.copytree(place / "results" / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / f"{TINY.runs()[0].name}.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ValueError, match=f"{path.name}: got a damaged record; want a whole one: delete it"):
+        records_of(TINY, tmp_path)
 
 
 def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
@@ -548,7 +665,7 @@ def swept(losses, folder, arms=TINY.arms, **more):
     sweep = replace(TINY, name="sweep", arms=arms, seeds=(0, 3), grid={"learning_rate": rates})
     for one in sweep.runs():
         loss = losses[one.arm.name, one.train.learning_rate]
-        found = dict(valid_loss=loss, diverged=loss is None) | more.get(one.arm.name, {})
+        found = dict(valid_loss=loss, diverged=loss is None, parameters=1, non_embedding=1) | more.get(one.arm.name, {})
         Record("sweep", one.settings, found).save(one.name, folder)
     return sweep
 
@@ -731,6 +848,8 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: run(TINY, shard=(1,)), "shard: got (1,); want (k, n) with k from 1 to n"),
         (lambda: records_of("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: paired_interval([1.0]), "differences: got 1 of them; want two or more"),
+        (lambda: paired_interval([math.inf, 1.0]), "differences: got inf; want finite numbers"),
+        (lambda: paired_interval([1.0, math.nan, 2.0]), "differences: got nan; want finite numbers"),
         (lambda: paired_interval([1.0, 2.0], 1), "confidence: got 1; want a number between 0 and 1"),
         (lambda: welch(1, 1, 1, 1, 1, 2), "n_a: got 1; want an integer, 2 or more"),
         (lambda: welch(1, 0, 2, 1, 0, 2), "sd_a, sd_b: got (0, 0); want standard deviations, not both 0"),
@@ -776,6 +895,16 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: replace(TINY, train=dict(seed=3)), "train: got ['seed']; want fields of TrainConfig"),
         (lambda: replace(TINY, arms=(Arm(name="a", train={"x": 1}),)), "arm a: got ['x']; want fields of TrainConfig"),
         (lambda: replace(TINY, grid={"x": (1,)}), "grid: got ['x']; want fields of ModelConfig and TrainConfig"),
+        (lambda: replace(TINY, grid={"steps": ()}), "grid steps: got []; want one or more, all different"),
+        (lambda: replace(TINY, grid={"steps": (8, 9, 8)}), "grid steps: got [8, 9, 8]; want one or more"),
+        (
+            lambda: replace(TINY, arms=(WIDER,), grid={"attention": ("twicing",)}),
+            "grid: got attention, which arm wider sets; want fields that neither an arm nor rates_from sets",
+        ),
+        (
+            lambda: replace(TINY, rates_from=TINY, grid={"learning_rate": (1.0,)}),
+            "grid: got learning_rate, which rates_from sets; want fields that neither",
+        ),
         (lambda: replace(TINY, rate_of="x"), "rate_of: got x; want an arm of rates_from: there is no sweep"),
         (
             lambda: replace(TINY, rates_from=TINY, rate_of="x"),
@@ -815,6 +944,22 @@ def test_a_cache_that_was_carried_here_needs_no_text(corpora, monkeypatch, tmp_p
         assert found.folder.parent == tmp_path / "cache" and len(found.train) == len(corpus.train)
     with pytest.raises(ValueError, match="corpora: got .*; want a folder that holds tiny"):
         CorpusSpec(name="tiny", vocab_size=260, fingerprint="000").load(tmp_path)
+
+
+def test_of_a_carried_cache_a_whole_copy_is_taken(corpora, monkeypatch, tmp_path):
+    """No draft, and none that is damaged; one of another text is not even read."""
+    spec = CorpusSpec(name="tiny", vocab_size=260)
+    here, other = spec.load(corpora), replace(spec, max_train_tokens=90).load(corpora)
+    names = ("tiny-0.draft-1", "tiny-1", "tiny-2", "tiny-3")
+    for name, corpus in zip(names, (here, other, here, here)):
+        shutil.copytree(corpus.folder, tmp_path / name)
+    (tmp_path / "tiny-1" / "train.bin").unlink()
+    (tmp_path / "tiny-2" / "train.bin").write_bytes(b"no")
+    (tmp_path / "tiny-4").mkdir()
+    (tmp_path / "tiny-4" / "corpus.json").write_text("no")
+    monkeypatch.setenv("GBATTN_CACHE", str(tmp_path))
+    pinned = replace(spec, fingerprint=here.fingerprint, max_valid_tokens=77)  # none that was loaded before
+    assert pinned.load(tmp_path).folder == tmp_path / "tiny-3"
 
 
 def test_a_file_with_two_records_is_none_of_a_run(finished, tmp_path):
