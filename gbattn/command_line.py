@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, field, fields, make_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gbattn.corpora import Corpus
     from gbattn.experiments import Experiment
     from gbattn.language_model import LanguageModel, ModelConfig
-    from gbattn.training import TrainConfig
+    from gbattn.training import History, TrainConfig
 
 # %% ../nbs/Z_command_line.ipynb #698538e9
 MODEL = dict(
@@ -221,21 +222,65 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
                 values[entry] = chosen[own][0]
             with _renamed(**COMMANDS[command].instead):
                 chosen[name] = _configured(parameter.annotation, values, words)
-    return chosen
+    return chosen | _carried(chosen, words)
 
 
 _AS_JSON = "Write the result to standard output as one JSON object."
 
 
+def _is_typed(name: str, words: Sequence[str]) -> bool:
+    """Whether an option is among the words, whatever its value."""
+    said = (word.split("=")[0].replace("_", "-") for word in words)
+    return f"--{name.replace('_', '-')}" in said
+
+
 def _configured(name: str, values: dict, words: Sequence[str]):
     """A config of these values; what it refuses is a usage error."""
-    steps = any(word.split("=")[0] == "--steps" for word in words)
-    if values.get("epochs") is not None and not steps:
+    if values.get("epochs") is not None and not _is_typed("steps", words):
         values["steps"] = None
     try:
         return _config(name)(**values)
     except ValueError as error:
-        raise _UsageError(str(error)) from None
+        raise _UsageError(_inside(_config(name), values, str(error))) from None
+
+
+def _inside(config: type, values: dict, error: str) -> str:
+    """The error of a config, with the option that holds the field at fault: the
+    dropout of --attention-options is not --dropout."""
+    field_at_fault = error.partition(": got ")[0]
+    for option in ("attention_options", "overrides"):
+        if f'"{field_at_fault}":' not in json.dumps(values.get(option)):
+            continue
+        try:
+            config(**values | {option: {}})
+            without = ""
+        except ValueError as other:
+            without = str(other)
+        if without != error:
+            return f"--{option.replace('_', '-')}, {error}"
+    return error
+
+
+def _carried(chosen: dict, words: Sequence[str]) -> dict:
+    """What a text that was tokenized before says of its recipe, in place of options
+    that were not typed."""
+    from gbattn.corpora import MANIFEST, _read_manifest
+
+    path = Path(chosen.get("corpus") or "") / MANIFEST
+    if "tokenizer" not in chosen or not _is_folder(chosen["corpus"]):
+        return {}
+    try:
+        made = _read_manifest(path, "")["recipe"]
+    except (
+        OSError,
+        ValueError,
+    ):  # a folder of text, or a damaged one: see _load_text
+        return {}
+    found = {name: made[name] for name in _RECIPE if not _is_typed(name, words)}
+    if "model" in chosen and "vocab_size" in found:
+        size = found.pop("vocab_size")
+        found["model"] = replace(chosen["model"], vocab_size=size)
+    return found
 
 
 @contextmanager
@@ -273,6 +318,10 @@ def _tell(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def _put(path: Path, content: bytes) -> None:
     """Write a file beside its place, and move it there when it is whole."""
     draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
@@ -284,12 +333,21 @@ def _write(path: Path, content: dict) -> None:
     _put(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
+def _is_folder(corpus: str) -> bool:
+    """Whether a corpus is named by its folder. A name that gbattn knows is none,
+    whatever lies here."""
+    from gbattn.corpora import HUB
+
+    known = corpus in ("", "python-docs", *HUB)
+    return not known and Path(corpus).is_dir()
+
+
 def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
     """A corpus by its name, from a folder of text, or from a finished cache."""
     from gbattn.corpora import MANIFEST, load_corpus, open_corpus
 
     with _renamed(name_or_folder="corpus", folder="corpus"):
-        if corpus and (Path(corpus) / MANIFEST).is_file():
+        if _is_folder(corpus) and (Path(corpus) / MANIFEST).is_file():
             return open_corpus(corpus)
         _tell(f"reading {corpus}")
         return load_corpus(corpus, cache=cache, **recipe)
@@ -297,15 +355,10 @@ def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
 
 def _recipe_of(text: "Corpus", asked: dict) -> dict:
     """How a text was cut into tokens. Of a finished cache that was decided before,
-    and what is asked must not differ, unless it is the default."""
-    default = dict(
-        vocab_size=MODEL["vocab_size"],
-        tokenizer="byte-level",
-        max_train_tokens=None,
-    )
+    and what is asked must not differ."""
     made = {name: text.manifest["recipe"][name] for name in asked}
     for name, value in asked.items():
-        fits = value in (made[name], default[name])
+        fits = value == made[name]
         _require(fits, name, value, f"{made[name]}, as in {text.folder}")
     return made
 
@@ -328,7 +381,7 @@ def _check_device(device: str | None) -> None:
 _RUN = "run.json"
 _LOCK = ".lock"
 _FORMAT = "gbattn run 1"
-_SOURCE = {"corpus": str, "recipe": dict, "fingerprint": str}
+_WHOLE = {"corpus": str, "recipe": dict, "fingerprint": str, "training": dict}
 _RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
 
 
@@ -363,7 +416,8 @@ def _locked(folder: Path):
         lock.acquire(timeout=0)
     except Timeout:
         want = "another --folder, or patience"
-        _require(False, str(folder), "another gbattn train at work there", want)
+        # In full, as a folder may be called like an option.
+        _require(False, str(folder.resolve()), "another gbattn train at work", want)
     try:
         yield
     finally:
@@ -379,7 +433,7 @@ def _read_run(folder: Path) -> dict:
     except (ValueError, TypeError, KeyError):
         known = False
     _require(known, str(path), "the file of another program or version", want)
-    whole = all(isinstance(found.get(name), kind) for name, kind in _SOURCE.items())
+    whole = all(isinstance(found.get(name), kind) for name, kind in _WHOLE.items())
     whole = whole and found["recipe"].keys() == _RECIPE
     cure = "what gbattn train wrote: copy it again, or train into another folder"
     _require(whole, str(path), "a file that is damaged", cure)
@@ -388,13 +442,14 @@ def _read_run(folder: Path) -> dict:
 
 def _claim(folder: Path, settings: dict) -> None:
     """Write what a folder is for; refuse one that keeps something else. A run that
-    was refused, or that ended before its first checkpoint, keeps nothing."""
+    was refused, or that ended before its first checkpoint, keeps nothing. Where the
+    text lies may change: its fingerprint may not."""
     from gbattn.training import checkpoints
 
     kept = checkpoints(folder / "checkpoints")
     if (folder / _RUN).is_file():
         there, here = _flat(_read_run(folder)), _flat(settings)
-        ignored = ("format", "training.checkpoint_every")
+        ignored = ("format", "corpus", "training.checkpoint_every")
         names = [n for n in there | here if there.get(n) != here.get(n)]
         names = [name for name in names if name not in ignored]
         said = lambda found: ", ".join(f"{n} = {found.get(n)}" for n in names)
@@ -404,6 +459,18 @@ def _claim(folder: Path, settings: dict) -> None:
         free = not kept and not (folder / "model.safetensors").is_file()
         _require(free or not names, "folder", said(here), want)
     _write(folder / _RUN, {"format": _FORMAT} | settings)
+
+
+def _history(folder: Path) -> "History | None":
+    """The history of a finished run whose model was saved, if it can be read."""
+    from gbattn.training import History
+
+    try:
+        found = History(**json.loads((folder / "history.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    saved = (folder / "model.safetensors").is_file()
+    return found if found.finished and saved else None
 
 
 def _flat(settings: dict) -> dict:
@@ -458,20 +525,78 @@ def _price(corpus: "Corpus", split: str, loss: float) -> dict:
     )
 
 
-def _continued(
-    model, reader: "Corpus", prompt: str, samples: int, **how
-) -> list[str]:
-    """What a model writes after a prompt, which each text begins with."""
-    import torch
-
+def _tokens_of(prompt: str, reader: "Corpus"):
     with _renamed(text="prompt"):
         tokens = reader.encode(prompt)
     _require(
         len(tokens) > 0, "prompt", repr(prompt), "text that makes a token or more"
     )
+    return tokens
+
+
+def _room(config: "ModelConfig", read: int, enough: int) -> int:
+    """How many tokens a model can write after so many, up to what is enough."""
+    learned = config.positions == "learned"
+    return min(enough, config.max_length - read) if learned else enough
+
+
+def _continued(model, reader: "Corpus", tokens, samples: int, **how) -> list[str]:
+    """What a model writes after the tokens of a prompt, which each text begins with."""
+    import torch
+
     device = next(model.parameters()).device
     rows = torch.tensor(tokens.astype("int64"), device=device).repeat(samples, 1)
     return [reader.decode(row.cpu()) for row in model.generate(rows, **how)]
+
+
+def _writer(
+    text: "Corpus",
+    config: "ModelConfig",
+    prompt: str,
+    count: int | None,
+    temperature: float,
+) -> Callable:
+    """A function that lets a model write the sample of `train`, if it can be."""
+    silent = lambda model: None
+    if importlib.util.find_spec("tokenizers") is None:
+        _tell("no sample will be written: that needs tokenizers")
+        return silent
+    tokens = _tokens_of(prompt, text)
+    if count is None and (count := _room(config, len(tokens), 80)) < 1:
+        _tell("no sample will be written: the prompt takes all positions")
+        return silent
+    how = dict(max_new_tokens=count, temperature=temperature)
+
+    def write(model: "LanguageModel") -> str:
+        with _renamed(max_new_tokens="sample_tokens"):
+            return _continued(model, text, tokens, 1, **how)[0]
+
+    return write
+
+
+def _trained(
+    model: "LanguageModel",
+    text: "Corpus",
+    training: "TrainConfig",
+    folder: Path,
+    tensorboard: bool,
+) -> "History":
+    """Train a model, from where it was left, and save it."""
+    from gbattn.training import checkpoints, train
+
+    kept = folder / "checkpoints"
+    options = dict(folder=kept, tensorboard=tensorboard)
+    try:
+        with _renamed(folder=str(kept)):
+            history = train(model, text, training, **options)
+    except KeyboardInterrupt:
+        end, step = "nothing is kept yet", max(checkpoints(kept), default=0)
+        if step:
+            end = f"step {step} is kept in {folder}; the same command goes on from there"
+        raise KeyboardInterrupt(end) from None
+    model.save_pretrained(folder)
+    _write(folder / "history.json", history.to_dict())
+    return history
 
 
 def train_model(
@@ -485,7 +610,7 @@ def train_model(
     cache: Path | None = None,
     prompt: str = "Return a",
     temperature: float = 0.8,
-    sample_tokens: int = 80,
+    sample_tokens: int | None = None,
     tensorboard: bool = False,
 ) -> dict:
     """Train a language model on a text, save it, and let it write.
@@ -519,13 +644,13 @@ def train_model(
         What the trained model continues at the end, if tokenizers is there.
     temperature : float
         Of that sample: 0 always takes the most probable token.
-    sample_tokens : int
-        Length of that sample.
+    sample_tokens : int, optional
+        Length of that sample: by default 80, or as many as learned positions leave.
     tensorboard : bool
         Whether to write TensorBoard's files as well.
     """
     from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.training import checkpoints, train
+    from gbattn.training import checkpoints
 
     started = time.perf_counter()
     instead = "under torchrun or accelerate launch, call gbattn.training.train"
@@ -535,48 +660,37 @@ def train_model(
     recipe |= dict(vocab_size=model.vocab_size)
     text = _load_text(corpus, recipe, cache)
     recipe = _recipe_of(text, recipe)
-    place = str(Path(corpus).resolve()) if Path(corpus).is_dir() else corpus
+    place = str(Path(corpus).resolve()) if _is_folder(corpus) else corpus
     window = "max_length" if training.length is None else "length"
     length = training.length or model.max_length
     want = f"fewer than the {len(text.train):,} tokens of the training text"
     _require(length < len(text.train), window, length, want)
+    fits = model.positions != "learned" or length <= model.max_length
+    want = f"at most max_length = {model.max_length}, as positions are learned"
+    _require(fits, window, length, want)
     model = replace(model, vocab_size=text.vocab_size)
     learner = LanguageModel(model, seed=training.seed)
-    how = dict(max_new_tokens=sample_tokens, temperature=temperature)
-    writes = importlib.util.find_spec("tokenizers") is not None
-    if writes:
-        with _renamed(max_new_tokens="sample_tokens"):
-            _continued(learner, text, prompt, 1, **how)  # complains before the work
-    else:
-        _tell("no sample will be written: that needs tokenizers")
+    write = _writer(text, model, prompt, sample_tokens, temperature)
+    write(learner)  # complains before the work
     count = parameter_count(model).total
     _tell(
         f"{text.name}: {text.vocab_size:,} token types, {len(text.train):,} tokens to "
         f"learn from, {len(text.valid):,} to validate\n{model.attention} attention, "
-        f"{model.n_layers} layers, width {model.d_model}: {count:,} parameters"
+        f"{_many(model.n_layers, 'layer')}, width {model.d_model}: {count:,} parameters"
     )
     source = {"corpus": place, "recipe": recipe, "fingerprint": text.fingerprint}
     configs = {"model": model.to_dict(), "training": training.to_dict()}
     with _locked(folder):
         _claim(folder, source | configs)
         _save_tokenizer(text, folder)
-        kept = folder / "checkpoints"
-        if found := checkpoints(kept):
-            finished = (folder / "model.safetensors").is_file()
-            then = "finished" if finished else "going on from there"
-            _tell(f"{folder} holds the run up to step {max(found)}: {then}")
-        try:
-            options = dict(folder=kept, tensorboard=tensorboard)
-            with _renamed(folder=str(kept)):
-                history = train(learner, text, training, **options)
-        except KeyboardInterrupt:
-            step = max(checkpoints(kept), default=0)
-            end = "nothing is kept yet"
-            if step:
-                end = f"step {step} is kept in {folder}; the same command goes on from there"
-            raise KeyboardInterrupt(end) from None
-        learner.save_pretrained(folder)
-        _write(folder / "history.json", history.to_dict())
+        found, history = checkpoints(folder / "checkpoints"), _history(folder)
+        if reached := max(found, default=history.step[-1] if history else 0):
+            then = "finished" if history else "going on from there"
+            _tell(f"{folder} holds the run up to step {reached}: {then}")
+        if history and not found:  # the checkpoints were deleted
+            learner = LanguageModel.from_pretrained(folder)
+        else:
+            history = _trained(learner, text, training, folder, tensorboard)
     best = training.keep == "best"
     loss = history.best_loss if best else history.validation_loss[-1]
     return {
@@ -587,9 +701,7 @@ def train_model(
         "steps": history.step[-1],
         "best_step": history.best_step,
         "validation": _price(text, "valid", loss),
-        "sample": _continued(learner, text, prompt, 1, **how)[0]
-        if writes
-        else None,
+        "sample": write(learner),
         "seconds": round(time.perf_counter() - started, 1),
     }
 
@@ -610,8 +722,8 @@ def _say_trained(result: dict) -> str:
     more = f"gbattn generate --folder {shlex.quote(result['folder'])}"
     said = (
         f"validation: {_say_price(result['validation'])}\n"
-        f"saved in {result['folder']} after {result['steps']} steps and "
-        f"{result['seconds']:.0f} seconds ({more} writes more)"
+        f"saved in {result['folder']} after {_many(result['steps'], 'step')} and "
+        f"{_many(round(result['seconds']), 'second')} ({more} writes more)"
     )
     return f"{said}\n\n{_shown(result['sample'])}" if result["sample"] else said
 
@@ -659,7 +771,7 @@ def evaluate_model(
         text, or one that gbattn tokenize wrote.
     context : int
         Tokens that a window shares with the one before and does not score again,
-        from 0 up to the window: more context, fewer surprises, more work.
+        from 0 to below the window: more context, fewer surprises, more work.
     batch_size : int
         Windows at once.
     cache : Path, optional
@@ -673,6 +785,7 @@ def evaluate_model(
 
     _require(split in SPLITS, "split", repr(split), "one of " + ", ".join(SPLITS))
     model, reader = _open_model(folder, device)
+    run = _read_run(folder)
     if text is not None:
         _require(text.is_file(), "text", str(text), "a file")
         try:
@@ -683,7 +796,6 @@ def evaluate_model(
         n_bytes = len(content.encode())
         n_bytes = reader.n_bytes(tokens[1:]) if reader.lossless else n_bytes
     else:
-        run = _read_run(folder)
         place = Path(run["corpus"])
         there = corpus is not None or place.is_dir() or not place.is_absolute()
         want = "where the text of the training is now, or --text and another"
@@ -697,8 +809,9 @@ def evaluate_model(
         tokens, n_bytes = getattr(source, split), _bytes_of(source, split)
         about = f"{source.name} {split}"
     options = dict(context=context, batch_size=batch_size, n_bytes=n_bytes)
+    length = run["training"].get("length")
     with _renamed(tokens="text"):
-        found = evaluate(model, tokens, **options)
+        found = evaluate(model, tokens, length=length, **options)
     return {"folder": str(folder), "text": about} | found._asdict()
 
 
@@ -710,7 +823,7 @@ def generate_text(
     prompt: str = "Return a",
     *,
     folder: Path = Path("gbattn-model"),
-    max_new_tokens: int = 100,
+    max_new_tokens: int | None = None,
     temperature: float = 0.8,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -726,8 +839,9 @@ def generate_text(
         The text to continue; - reads it from standard input.
     folder : Path
         That gbattn train wrote.
-    max_new_tokens : int
-        How many tokens are added.
+    max_new_tokens : int, optional
+        How many tokens are added: by default 100, or as many as learned positions
+        leave.
     temperature : float
         Logits are divided by it: less is safer, and 0 always takes the most
         probable token.
@@ -747,9 +861,14 @@ def generate_text(
     _require(is_count(samples), "samples", samples, "a positive integer")
     model, reader = _open_model(folder, device)
     prompt = sys.stdin.read() if prompt == "-" else prompt
+    tokens = _tokens_of(prompt, reader)
+    if max_new_tokens is None:
+        max_new_tokens = _room(model.config, len(tokens), 100)
+        want = f"fewer than max_length = {model.config.max_length}, as positions are learned"
+        _require(max_new_tokens > 0, "prompt", _many(len(tokens), "token"), want)
     how = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     how |= dict(top_k=top_k, top_p=top_p)
-    texts = _continued(model, reader, prompt, samples, **how)
+    texts = _continued(model, reader, tokens, samples, **how)
     return {"folder": str(folder), "prompt": prompt, "seed": seed, "texts": texts}
 
 
@@ -815,40 +934,90 @@ def _say_tokenized(result: dict) -> str:
 #| code-fold: true
 def _folder_of_records(results: Path | None) -> Path:
     """Where records are: as asked, else where the book has them, else here."""
-    from gbattn.conventions import results_folder
+    from gbattn.conventions import _check_folder, results_folder
 
     try:
-        return results or results_folder()
+        found = results or results_folder()
     except ValueError:
-        return Path("results")
+        found = Path("results")
+    _check_folder("results", found)
+    return found
 
 
-def _standing(experiment: "Experiment", records: list, rate: float) -> dict:
-    """How far an experiment is, and how long the rest may take, one run after the
-    other: by those that are in, else, at the least, by the FLOPs of its first arm
-    at this many a second."""
+@lru_cache(1)
+def _product_rate() -> float | None:
+    """FLOPs a second of products of matrices, where `run` trains; None on an
+    accelerator that cannot be timed here."""
+    import torch
+
+    from gbattn.cost import measure_machine
+
+    if torch.cuda.is_available():
+        return measure_machine("cuda").flops
+    other = torch.backends.mps.is_available() or torch.xpu.is_available()
+    return None if other else measure_machine().flops
+
+
+def _least_flops(experiment: "Experiment") -> float | None:
+    """Those of its cheapest run; None if its text decides how long that is, or its
+    products are not those that `_product_rate` times. An arm as slow as another, at
+    a size that a sweep decides, counts as that one."""
     from gbattn.language_model import model_cost
-    from gbattn.training import TrainConfig
 
+    arms = (
+        replace(arm.equal_to, name=arm.name, train=arm.train)
+        if arm.equal_to and arm.equal_in == "time"
+        else arm
+        for arm in experiment.arms
+    )
+    change = dict(arms=tuple(arms), seeds=experiment.seeds[:1])
+    found = []
+    for one in replace(experiment, **change, rates_from=None, rate_of="").runs():
+        T, B = one.train.length or one.model.max_length, one.train.batch_size
+        tokens = one.corpus.max_train_tokens
+        if one.train.precision != "no" or one.train.epochs and not tokens:
+            return None
+        steps = one.train.steps or one.train.epochs * tokens / (B * T)
+        found.append(steps * model_cost(one.model, T, B).training_flops)
+    return min(found)
+
+
+def _hours(experiment: "Experiment", records: list) -> tuple[str, float | None]:
+    """How long the runs that are not in may take, one after the other: by those that
+    are, else, at the least, by their FLOPs; None if neither says."""
     left = experiment.planned - len(records)
     known = [record.measured.get("seconds") for record in records]
     known = [seconds for seconds in known if seconds is not None]
-    if known:
-        seconds = statistics.fmean(known)
-    else:
-        model, training = experiment.model_of(experiment.arms[0]), experiment.train
-        T, tokens = model.max_length, experiment.corpus.max_train_tokens or math.inf
-        per_step = training.get("batch_size", TrainConfig.batch_size) * T
-        steps = training.get("steps") or training["epochs"] * tokens / per_step
-        seconds = steps * per_step / T * model_cost(model).training_flops / rate
+    if known or not left:
+        return "about", round(left * statistics.fmean(known or [0]) / 3600, 3)
+    flops = _least_flops(experiment)
+    rate = flops and _product_rate()
+    return "at least", rate and round(left * flops / rate / 3600, 3)
+
+
+def _standing(experiment: "Experiment", records: list) -> dict:
+    """How far an experiment is."""
+    left, hours = _hours(experiment, records)
     return {
         "name": experiment.name,
         "question": experiment.question,
         "runs": experiment.planned,
         "done": len(records),
-        "hours_left": round(left * seconds / 3600, 3),
-        "left": "about" if known else "at least",
+        "hours_left": hours,
+        "left": left,
     }
+
+
+def _stands(experiment: "Experiment", folder: Path) -> dict:
+    """How far an experiment is by its records; if one is damaged, that."""
+    from gbattn.experiments import records_of
+
+    try:
+        return _standing(experiment, records_of(experiment, folder))
+    except ValueError as error:
+        unknown = {"runs": experiment.planned, "done": None, "hours_left": None}
+        named = {"name": experiment.name, "question": experiment.question}
+        return named | unknown | {"why": str(error)}
 
 
 def run_experiment(
@@ -882,8 +1051,7 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
-    from gbattn.cost import measure_machine
-    from gbattn.experiments import EXPERIMENTS, records_of, run
+    from gbattn.experiments import EXPERIMENTS, _demand_writable, run
 
     _demand_one_process("run", "--workers starts more")
     k, n = shard
@@ -891,37 +1059,44 @@ def run_experiment(
         1 <= k <= n, "shard", f"{k}/{n}", "K/N with K from 1 to N, such as 2/8"
     )
     folder = _folder_of_records(results)
-    rate = measure_machine().flops
     if name is None:
-        experiments = EXPERIMENTS.values()
-        found = [
-            _standing(e, records_of(e.name, folder), rate) for e in experiments
-        ]
+        found = [_stands(experiment, folder) for experiment in EXPERIMENTS.values()]
         return {"folder": str(folder), "experiments": found}
     known = ", ".join(EXPERIMENTS)
     _require(name in EXPERIMENTS, "name", repr(name), f"one of {known}")
-    before = _standing(EXPERIMENTS[name], records_of(name, folder), rate)
+    experiment = EXPERIMENTS[name]
+    before = _stands(experiment, folder)
     _tell(_say_standing(before))
-    if not EXPERIMENTS[name].tuned(folder).shard(k, n):
+    with _renamed(rates_from=name):
+        mine = experiment.tuned(folder).shard(k, n)
+    if not mine:
         _tell(f"part {k}/{n} of {name} is empty: there is nothing to run here")
+    if before["done"] != before["runs"]:
+        _demand_writable("results", folder, name)
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
-        records = run(name, workers=workers, shard=shard, **places)
+        records = run(experiment, workers=workers, shard=shard, **places)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"what is finished is in {folder / name}; the same command goes on from "
             "there, an unfinished run from its last checkpoint"
         ) from None
-    after = _standing(EXPERIMENTS[name], records, rate)
-    return {"folder": str(folder), "experiments": [after]}
+    return {"folder": str(folder), "experiments": [_standing(experiment, records)]}
 
 
 def _say_standing(one: dict) -> str:
-    line = f"{one['name']:18}{one['done']:4} of {one['runs']:3} runs"
-    if one["done"] < one["runs"]:
-        hours = one["hours_left"]
-        time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
-        line += f", {one['left']} {time} to go" if hours >= 1 / 60 else ""
+    done = "?" if one["done"] is None else one["done"]
+    line = f"{one['name']:18}{done:>4} of {one['runs']:3} runs"
+    hours = one["hours_left"] or 0
+    if one["done"] is None:
+        line += f": {one['why']}"
+    elif hours >= 1 / 60:
+        time = (
+            f"{hours:.1f} hours"
+            if hours >= 1
+            else _many(round(60 * hours), "minute")
+        )
+        line += f", {one['left']} {time} to go"
     return f"{line}\n{'':18}{one['question']}"
 
 
@@ -977,8 +1152,11 @@ def compare_arms(
         f"{name!r}, which varies {others} in each arm",
         "one in which an arm varies by its seed and its learning rate alone",
     )
-    untuned = experiment.untuned(folder)  # or says which sweep is not finished
-    records = records_of(experiment, folder)
+    untuned, records = set(), []
+    if (folder / name).is_dir():
+        with _renamed(rates_from=name):  # says which sweep is not finished
+            untuned = experiment.untuned(folder)
+        records = records_of(experiment, folder)
     _require(
         bool(records),
         "name",
@@ -1004,29 +1182,36 @@ def compare_arms(
     }
 
 
+def _table(rows: list[list[str]]) -> list[str]:
+    """Lines with columns as wide as their widest cell, flush right but the first."""
+    first, *rest = (max(map(len, column)) for column in zip(*rows))
+    return [
+        f"{name:{first}}"
+        + "".join(f"  {cell:>{w}}" for cell, w in zip(cells, rest))
+        for name, *cells in rows
+    ]
+
+
 def _say_compared(result: dict) -> str:
-    width = max(len(row["label"]) for row in result["rows"]) + 2
-    heads = ("runs", result["metric"], "sd", "difference", "interval", "parameters")
-    sizes = (5, 17, 8, 12, 20, 12)
-    lines = [" " * width + "".join(f"{h:>{w}}" for h, w in zip(heads, sizes))]
     finite = lambda x: x is not None and math.isfinite(x)
     number = lambda x, form: format(x, form) if finite(x) else "–"
-    for row in result["rows"]:
-        interval = "–"
-        if row["low"] is not None:
-            interval = f"{row['low']:+.4f} … {row['high']:+.4f}"
-        cells = (
-            str(row["n"]),
-            number(row["mean"], ".4f"),
-            number(row["sd"], ".4f"),
-            number(row["difference"], "+.4f"),
-            interval,
-            f"{row['parameters']:,}",
-        )
-        lines.append(
-            f"{row['label']:{width}}"
-            + "".join(f"{c:>{w}}" for c, w in zip(cells, sizes))
-        )
+    between = lambda low, high: "–" if low is None else f"{low:+.4f} … {high:+.4f}"
+    rivals = [row for row in result["rows"] if row["arm"] != result["reference"]]
+    lost = any(row["pairs"] != row["n"] for row in rivals)
+    columns = {
+        "": lambda row: row["label"],
+        "runs": lambda row: str(row["n"]),
+        result["metric"]: lambda row: number(row["mean"], ".4f"),
+        "sd": lambda row: number(row["sd"], ".4f"),
+        "difference": lambda row: number(row["difference"], "+.4f"),
+        "pairs": lambda row: str(row["pairs"]) if row in rivals else "–",
+        "interval": lambda row: between(row["low"], row["high"]),
+        "parameters": lambda row: f"{row['parameters']:,}",
+    }
+    if not lost:
+        del columns["pairs"]
+    cells = [[cell(row) for cell in columns.values()] for row in result["rows"]]
+    lines = _table([list(columns), *cells])
     lines.append(f"differences: to {result['reference']}, paired by seed")
     if result["done"] < result["planned"]:
         here = f"{result['done']} of {result['planned']} runs are in"
@@ -1050,7 +1235,7 @@ def measure_arms(
     model: "ModelConfig",
     batch_size: int = 16,
     rounds: int = 7,
-    new_tokens: int = 32,
+    new_tokens: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> dict:
@@ -1070,8 +1255,9 @@ def measure_arms(
         Sequences of a training step, each as long as the model's max_length.
     rounds : int
         Turns of each arm.
-    new_tokens : int
-        Tokens that are written in a turn, one after the other, one sequence.
+    new_tokens : int, optional
+        Tokens that are written in a turn, one after the other, one sequence: by
+        default 32, or as many as learned positions leave.
     device : str
         cpu or cuda; the CPU unless told.
     dtype : {"float32", "bfloat16"}
@@ -1086,9 +1272,16 @@ def measure_arms(
     known = dtype in ("float32", "bfloat16")
     _require(known, "dtype", repr(dtype), "float32 or bfloat16")
     _require(len(arms) > 0, "arms", "none", "one or more")
+    room = _room(model, 1, 32)  # a turn begins with one token
+    want = "2 or more, as positions are learned: one to read, one to write"
+    _require(room > 0, "max_length", model.max_length, want)
+    new_tokens = room if new_tokens is None else new_tokens
     counts = dict(rounds=rounds, batch_size=batch_size, new_tokens=new_tokens)
     for name, count in counts.items():
         _require(is_count(count), name, count, "a positive integer")
+    want = f"fewer than max_length = {model.max_length}, as positions are learned"
+    fits = new_tokens <= _room(model, 1, new_tokens)
+    _require(fits, "new_tokens", new_tokens, want)
     _check_device(device)
     place = dict(device=torch.device(device), dtype=getattr(torch, dtype))
     with _renamed(attention="arms"):
@@ -1155,7 +1348,7 @@ def _turn(model: "LanguageModel", batch_size: int, new_tokens: int) -> Callable:
 def _say_measured(result: dict) -> str:
     m = result["machine"]
     lines = [
-        f"{m['device']}, {m['dtype']}, {m['threads']} threads: a product of matrices at "
+        f"{m['device']}, {m['dtype']}, {_many(m['threads'], 'thread')}: a product of matrices at "
         f"{m['flops'] / 1e9:,.0f} GFLOP/s",
         f"{'':12}{'parameters':>12}{'a step, ms':>12}{'tokens/s':>12}{'of product':>12}"
         f"{'written/s':>12}",
@@ -1217,12 +1410,12 @@ def _overview() -> str:
 def _act(words: list[str]) -> int:
     command, *rest = words or ["--help"]
     if command in ("-h", "--help", "help"):
-        _print(_overview())
+        print(_overview(), flush=True)
         return 0
     if command == "--version":
         from gbattn import __version__
 
-        print(f"gbattn {__version__}")
+        print(f"gbattn {__version__}", flush=True)
         return 0
     if command not in COMMANDS:
         known = ", ".join(COMMANDS)
@@ -1234,14 +1427,19 @@ def _act(words: list[str]) -> int:
         result = COMMANDS[command].function(**chosen)
     except ValueError as error:
         raise _as_typed(command, error) from None
-    _print(json.dumps(_plain(result)) if as_json else COMMANDS[command].say(result))
+    say = COMMANDS[command].say
+    print(json.dumps(_plain(result)) if as_json else say(result), flush=True)
     return 0
 
 
-def _print(text: str) -> None:
-    """Write to standard output, with ? for what its encoding does not have."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), flush=True)
+def _prepare_streams() -> None:
+    """Give what a shell has closed another end, and have standard output write ? for
+    what its encoding lacks, as standard error does in its way."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _plain(value: object) -> object:
@@ -1275,6 +1473,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if words is None else words)
     about = " ".join(["gbattn", *words[:1]])
+    _prepare_streams()
     try:
         return _act(words)
     except SystemExit as end:  # tyro has said why

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -228,7 +229,11 @@ def test_what_is_said_is_what_is_meant(training, visits, overrides):
         (["train", "--d-model", "0"], ["--d-model: got 0; want a positive integer", "gbattn train --help"]),
         (["train", "--steps", "3", "--epochs", "1"], ["--steps, --epochs: got", "want exactly one of the two"]),
         (["train", "--attention", "magic"], ["--attention: got 'magic'; want one of"]),
-        (["train", "--attention-options", '{"rounds": 0}'], ["rounds: got 0"]),
+        (["train", "--attention-options", '{"rounds": 0}'], ["--attention-options, rounds: got 0"]),
+        (["train", "--attention-options", '{"dropout": 2}'], [": --attention-options, dropout: got 2"]),
+        (["train", "--attention-options", '{"dropout": 0.1}', "--dropout", "2"], [": --dropout: got 2"]),
+        (["train", "--overrides", '{"1": {"d_ffn": 0}}'], [": --overrides, d_ffn: got 0"]),
+        (["bench", "--attention-options", '{"dropout": 2}'], [": --attention-options, dropout: got 2"]),
         (["learn"], ["gbattn: no command 'learn'; there are train, evaluate"]),
     ],
 )
@@ -306,6 +311,33 @@ def test_the_words_of_train_and_evaluate(text, trained, call):
     assert code == 0 and re.match(r"tiny test: ", out) and "bits per byte" in out
 
 
+def test_evaluation_reads_as_much_at_once_as_training(text, tmp_path, call, result):
+    folder = tmp_path / "model"
+    words = ["train", text, "--folder", folder, *SHORT, "--length", 8]
+    price = result(*words)["validation"]
+    again = result("evaluate", folder, "--split", "valid", "--device", "cpu")
+    assert {name: again[name] for name in price} == pytest.approx(price, rel=1e-6)
+    model, valid = LanguageModel.from_pretrained(folder), load_corpus(text, vocab_size=300).valid
+    assert again["loss"] == pytest.approx(evaluate(model, valid, length=8).loss, rel=1e-6)
+    assert again["loss"] != pytest.approx(evaluate(model, valid).loss, rel=1e-6)
+    refused(call("evaluate", folder, "--context", 8), 2, "--context: got 8; want an integer from 0 to 7")
+
+
+def test_a_built_in_name_is_the_built_in_text(text, tmp_path, call, result, monkeypatch):
+    """Whatever folder of that name lies here; and the name is what is recorded."""
+    built_in = load_corpus(text, vocab_size=300)
+    names = []
+    load = lambda name, **recipe: names.append(name) or built_in
+    monkeypatch.setattr("gbattn.corpora.load_corpus", load)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(built_in.folder, tmp_path / "wikitext-2")
+    (tmp_path / "wikitext-2" / "train.bin").unlink()
+    result("train", "wikitext-2", "--folder", "m", *SHORT)
+    assert json.loads((tmp_path / "m" / "run.json").read_text())["corpus"] == "wikitext-2"
+    result("evaluate", "m")
+    assert names == ["wikitext-2", "wikitext-2"]
+
+
 def test_a_trained_folder_stands_alone(trained, tmp_path, result):
     """It can be moved: model, tokenizer and all."""
     moved = tmp_path / "moved"
@@ -335,6 +367,42 @@ def test_a_finished_run_is_not_done_again(text, trained, result):
     found = result("train", text, "--folder", trained, *SHORT, "--checkpoint-every", "3")
     assert found["steps"] == 20
     assert (trained / "history.json").read_bytes() == before
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_done_again(text, tmp_path, call, result, monkeypatch):
+    words = ["train", text, "--folder", tmp_path, *SHORT]
+    once = result(*words)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
+    code, out, err = call(*words, "--json")
+    again = json.loads(out)
+    assert code == 0 and f"{tmp_path} holds the run up to step 20: finished" in err
+    assert again | {"seconds": 0} == once | {"seconds": 0}
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    refused(call(*words, "--seed", 3), 2, "--folder: got training.seed = 3; want")
+    history = json.loads((tmp_path / "history.json").read_text())
+    (tmp_path / "history.json").write_text(json.dumps(history | {"finished": False}))
+    with pytest.raises(pytest.fail.Exception, match="trained again"):
+        call(*words)
+
+
+def test_a_run_goes_on_where_its_text_has_moved(tmp_path, call, result):
+    """The text is known by its fingerprint; where it lies is written down anew."""
+    before, now = tmp_path / "before", tmp_path / "now"
+    before.mkdir()
+    for split in ("train", "valid", "test"):
+        (before / f"{split}.txt").write_text(sentences(200, 6))
+    once = result("train", before, "--folder", tmp_path / "m", *SHORT)
+    before.rename(now)
+    code, out, err = call("train", now, "--folder", tmp_path / "m", *SHORT, "--json")
+    assert code == 0 and "up to step 20: finished" in err
+    assert json.loads(out)["validation"] == once["validation"]
+    assert json.loads((tmp_path / "m" / "run.json").read_text())["corpus"] == str(now)
+    result("evaluate", tmp_path / "m")
+    (now / "train.txt").write_text(sentences(200, 7))
+    outcome = call("train", now, "--folder", tmp_path / "m", *SHORT)
+    refused(outcome, 2, "--folder: got fingerprint = ", "to go on with the run in")
 
 
 def test_another_run_in_the_folder(text, trained, call):
@@ -404,6 +472,17 @@ def test_two_at_once(text, tmp_path, call):
         refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "another gbattn train at work")
 
 
+def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
+    """What is said of the folder is not said of the option."""
+    from filelock import FileLock
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompt").mkdir()
+    with FileLock(tmp_path / "prompt" / ".lock"):
+        said = f"gbattn train: {tmp_path / 'prompt'}: got another gbattn train at work; want another --folder"
+        refused(call("train", text, "--folder", "prompt", *SHORT), 1, said)
+
+
 @pytest.mark.parametrize(
     "words, parts",
     [
@@ -415,6 +494,10 @@ def test_two_at_once(text, tmp_path, call):
         (["train", "TEXT", *SHORT, "--cache", "short/sub"], ["--cache: got short, a file; want a folder"]),
         (["train", "TEXT", *SHORT, "--max-length", "90000"], ["--max-length: got 90000; want fewer than the"]),
         (["train", "TEXT", *SHORT, "--length", "90000"], ["--length: got 90000; want fewer than the", "training text"]),
+        (
+            ["train", "TEXT", *SHORT, "--length", "17", "--positions", "learned"],
+            ["--length: got 17; want at most max_length = 16, as positions are learned"],
+        ),
         (
             ["train", "TEXT", "--attention", "linear"],
             ["--positions: got 'rotary' with attention='linear'", "'learned'"],
@@ -444,6 +527,17 @@ def test_two_at_once(text, tmp_path, call):
         (["run", "nothing"], ["NAME: got 'nothing'; want one of quick"]),
         (["run", "quick", "--shard", "3/2"], ["--shard: got 3/2; want K/N with K from 1 to N, such as 2/8"]),
         (["run", "quick", "--shard", "0/2"], ["--shard: got 0/2; want K/N"]),
+        (["run", "quick", "--results", "short"], ["--results: got short, a file; want a folder"]),
+        (["run", "--results", "short"], ["--results: got short, a file; want a folder"]),
+        (["run", "quick", "--work", "short"], ["--work: got short (", "want one that can be written to"]),
+        (
+            ["run", "mini-sweep", "--results", "r"],
+            ["--corpora: got nothing; want a folder that holds wikipedia-en-2019,"],
+        ),
+        (
+            ["compare", "mini", "--results", "nowhere"],
+            ["NAME: got 'mini', of which nowhere has no run; want", "gbattn run"],
+        ),
         (["compare", "quick", "--results", "nowhere"], ["NAME: got 'quick'", "gbattn run quick runs it"]),
         (["compare", "qiuck", "--results", "nowhere"], ["NAME: got 'qiuck'", "want one of quick, mini-sweep"]),
         (["bench", "magic"], ["ARMS: got 'magic'; want one of"]),
@@ -569,6 +663,39 @@ def test_weights_that_are_not_finite(trained, tmp_path, call):
     refused(call("evaluate", tmp_path), 1, "model: got a loss of nan; want a finite one")
 
 
+LEARNED = [*SMALL, "--positions", "learned"]
+
+
+def test_a_default_length_is_cut_to_the_room_there_is(text, tmp_path, call, result):
+    """A length that was typed is refused, and named."""
+    words = ["train", text, "--folder", tmp_path / "m", *LEARNED, "--steps", 2, "--prompt", "the cat"]
+    refused(call(*words, "--sample-tokens", 80), 2, "--sample-tokens: got", "at most max_length = 16")
+    assert not (tmp_path / "m").exists()
+    sample = result(*words)["sample"]
+    assert sample.startswith("the cat") and len(sample) > 7
+    words = ["generate", "the dog", "--folder", tmp_path / "m"]
+    (found,) = result(*words)["texts"]
+    assert found.startswith("the dog") and len(found) > 8
+    refused(call(*words, "--max-new-tokens", 16), 2, "--max-new-tokens: got", "at most max_length = 16")
+    words[1] = "a cat sees " * 9
+    refused(call(*words), 2, "PROMPT: got ", " tokens; want fewer than max_length = 16, as positions are learned")
+    bench = ["bench", "boosted", *LEARNED, "--rounds", 1]
+    assert result(*bench)["arms"][0]["written_tokens_per_second"] > 0
+    refused(call(*bench, "--new-tokens", 16), 2, "--new-tokens: got 16; want fewer than max_length = 16")
+    refused(call(*bench, "--max-length", 1), 2, "--max-length: got 1; want 2 or more, as positions are learned")
+
+
+def test_a_prompt_that_fills_the_window_is_no_reason_not_to_train(text, tmp_path, call):
+    words = ["train", text, "--folder", tmp_path / "m", *LEARNED, "--steps", 1, "--prompt", "a cat sees " * 9]
+    code, out, err = call(*words, "--json")
+    assert code == 0 and json.loads(out)["sample"] is None
+    assert "no sample will be written: the prompt takes all positions" in err
+    assert ", 1 layer, width 16: " in err
+    code, out, err = call(*words)
+    assert "after 1 step and" in out
+    assert command_line._many(1, "second") == "1 second" and command_line._many(2000, "second") == "2,000 seconds"
+
+
 # ---- Ctrl-C ----
 
 
@@ -620,6 +747,20 @@ def test_ctrl_c_anywhere(call, monkeypatch, text):
     monkeypatch.setattr("gbattn.corpora.load_corpus", press)
     code, out, err = call("tokenize", text)
     assert (code, out) == (130, "") and err.strip().endswith("gbattn tokenize: stopped")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="It takes a POSIX shell.")
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_stream_that_is_closed(closed):
+    command = [*PROGRAM, "--help"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and bool(done.stdout) == (closed == "2>&-")
+
+
+def test_a_terminal_without_greek():
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run([*PROGRAM, "train", "--help"], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and b"--weight-decay" in done.stdout
 
 
 @pytest.mark.skipif(os.name != "posix", reason="A closed pipe is a signal here.")
@@ -686,6 +827,17 @@ def test_the_recipe_of_a_carried_text_stands(text, tmp_path, call, monkeypatch, 
     assert not (tmp_path / "gbattn-model").exists()
 
 
+def test_an_option_that_is_typed_counts_where_it_is_the_default(text, tmp_path, call, result):
+    recipe = ["--vocab-size", 300, "--tokenizer", "published", "--max-train-tokens", 900]
+    carried = result("tokenize", text, *recipe, "--cache", tmp_path)["folder"]
+    for words in (["tokenize", carried], ["train", carried, "--folder", tmp_path / "m", *SHORT[2:]]):
+        for name, default in (("vocab-size", 2048), ("tokenizer", "byte-level"), ("max-train-tokens", None)):
+            refused(call(*words, f"--{name}={default}"), 2, f"--{name}: got {default}; want")
+            refused(call(*words, f"--{name.replace('-', '_')}", default), 2, f"--{name}: got {default}; want")
+        result(*words)
+        result(*words, *recipe)
+
+
 # ---- Run and compare ----
 
 
@@ -705,7 +857,7 @@ def experiment(monkeypatch, text):
     return made
 
 
-def test_run_and_compare(experiment, tmp_path, call, result):
+def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
     listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}
     assert set(listed) == set(EXPERIMENTS)
@@ -726,6 +878,7 @@ def test_run_and_compare(experiment, tmp_path, call, result):
     assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+$", out, re.M)
     assert "diverged" not in out
     refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
+    monkeypatch.setattr(command_line, "_product_rate", lambda: pytest.fail("a speed that nobody asked for"))
     code, out, err = call("run", "tiny", *place)
     assert code == 0 and "4 of   4 runs" in out and "empty" not in err
     code, out, err = call("run", "tiny", *place, "--shard", "3/8")
@@ -753,7 +906,8 @@ def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, cal
     assert result("compare", "tiny", *place)["untuned"] == ["standard", "twicing"]
     shutil.rmtree(tmp_path / "results" / "tiny-sweep")
     unfinished = "got 0 of the 4 runs of tiny-sweep; want all of them: run tiny-sweep first"
-    refused(call("compare", "tiny", *place), 1, unfinished)
+    refused(call("compare", "tiny", *place), 1, f"compare: tiny: {unfinished}")
+    refused(call("run", "tiny", *place), 1, f"run: tiny: {unfinished}")
     grid = {"norm": ("pre", "post"), "learning_rate": (1e-3,)}
     monkeypatch.setitem(EXPERIMENTS, "tiny-grid", replace(experiment, name="tiny-grid", seeds=(1,), grid=grid))
     result("run", "tiny-grid", *place, "--work", tmp_path / "work")
@@ -776,6 +930,38 @@ def test_what_diverged_is_counted(experiment, tmp_path, call, result):
     assert rows["twicing"]["mean"] is None and rows["twicing"]["diverged"] == 2
 
 
+def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result):
+    """The list of experiments goes on, and a queue does what else it can."""
+    place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    result("run", "tiny", *place)
+    first, second, *_ = sorted((tmp_path / "results" / "tiny").glob("*.json"))
+    first.write_text('{"experiment": "tiny", "settings": {}, "measured": {}}')
+    second.unlink()
+    listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}
+    assert set(listed) == set(EXPERIMENTS) and listed["quick"]["done"] == 0
+    assert listed["tiny"]["done"] is None and "got a damaged record" in listed["tiny"]["why"]
+    code, out, err = call("run", *place[:2])
+    assert code == 0 and re.search(rf"^tiny +\? of +4 runs: {re.escape(str(first))}: got a damaged record", out, re.M)
+    refused(call("run", "tiny", *place), 1, f"gbattn run: {first}: got a damaged record; want a whole one")
+    assert second.is_file()
+
+
+def test_a_table_has_room():
+    """Columns as wide as what is in them; pairs are shown where some are missing."""
+    row = dict(label="a", n=3, mean=1.0, sd=None, difference=None, low=None, high=None, parameters=1, diverged=0)
+    rows = [row | dict(arm="a", pairs=0)]
+    rows += [row | dict(arm="b", pairs=3, difference=-12345.678, low=-123456.7, high=-1234.5, mean=98765.4)]
+    table = dict(rows=rows, metric="validation_bits_per_byte", reference="a", done=1, planned=1, untuned=())
+    head, *lines = command_line._say_compared(table).splitlines()[:3]
+    assert head.split() == ["runs", "validation_bits_per_byte", "sd", "difference", "interval", "parameters"]
+    assert len({len(line) for line in (head, *lines)}) == 1
+    cells = re.split(r" {2,}", lines[1])
+    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1"]
+    rows[1] |= dict(pairs=2)
+    head, *lines = command_line._say_compared(table).splitlines()[:3]
+    assert head.split()[4] == "pairs" and re.split(r" {2,}", lines[1])[5] == "2"
+
+
 def test_an_estimate_is_said_from_a_minute_on():
     one = dict(name="s", question="?", runs=9, done=1, left="at least")
     said = lambda hours: command_line._say_standing(one | {"hours_left": hours}).splitlines()[0]
@@ -784,20 +970,53 @@ def test_an_estimate_is_said_from_a_minute_on():
     assert said(1.25).endswith("runs, at least 1.2 hours to go")
 
 
-def test_the_estimate():
+def test_the_estimate(monkeypatch):
     """What is left at the speed of what is in; without it, FLOPs at a rate, epochs and steps alike."""
-    from types import SimpleNamespace
-
+    monkeypatch.setattr(command_line, "_product_rate", lambda: 1e6)
     base = dict(question="", model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2), arms=(Arm(name="a"),))
     spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
     steps = Experiment(name="s", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1, 2, 3), **base)
     epochs = Experiment(name="e", corpus=spec, train=dict(epochs=3, batch_size=4), seeds=(1, 2, 3), **base)
-    found = [command_line._standing(one, [], 1e6) for one in (steps, epochs)]
+    found = [command_line._standing(one, []) for one in (steps, epochs)]
     assert found[0]["hours_left"] == found[1]["hours_left"] > 0  # 3 × 640 tokens are 30 × 4 × 16
     assert found[0]["left"] == "at least"
     record = SimpleNamespace(measured={"seconds": 3600.0})
-    found = command_line._standing(steps, [record], 1e6)
+    found = command_line._standing(steps, [record])
     assert (found["hours_left"], found["left"]) == (2.0, "about")
+    assert command_line._standing(steps, 3 * [SimpleNamespace(measured={})])["hours_left"] == 0
+
+
+def test_a_bound_is_one(monkeypatch):
+    """By the cheapest arm, grid and windows included; where it could be false, nothing is said."""
+    monkeypatch.setattr(command_line, "_product_rate", lambda: 1e4)
+    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
+    small, twice = Arm(name="small"), Arm(name="twice", model={"attention": "twicing"})
+    base = dict(name="s", question="", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1,))
+    base |= dict(model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2))
+    hours = lambda **change: command_line._standing(Experiment(**base | change), [])["hours_left"]
+    alone = hours(arms=(small,))
+    assert hours(arms=(twice,)) > alone
+    assert hours(arms=(twice, small)) == pytest.approx(2 * alone, abs=0.002)
+    slow = Arm(name="slow", equal_to=twice, equal_in="time")
+    assert hours(arms=(slow,)) == hours(arms=(twice,))  # whose size a sweep decides
+    assert hours(arms=(small,), grid={"n_layers": (2, 1)}) == pytest.approx(2 * alone, abs=0.002)
+    assert hours(arms=(small,), train=base["train"] | {"length": 8}) < 0.6 * alone
+    unknown = dict(corpus=CorpusSpec(name="x", vocab_size=300), train=dict(epochs=3))
+    assert hours(arms=(small,), **unknown) is None
+    assert hours(arms=(small,), train=base["train"] | {"precision": "bf16"}) is None
+    monkeypatch.setattr(command_line, "_product_rate", lambda: None)
+    assert hours(arms=(small,)) is None
+    one = command_line._standing(Experiment(**base, arms=(small,)), [])
+    assert command_line._say_standing(one).splitlines()[0].endswith("0 of   1 runs")
+
+
+@pytest.mark.parametrize("gpu, other, device", [(True, False, "cuda"), (False, True, None), (False, False, "cpu")])
+def test_the_speed_is_that_of_where_a_run_trains(monkeypatch, gpu, other, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: other)
+    measured = lambda device="cpu": SimpleNamespace(flops=device)
+    monkeypatch.setattr("gbattn.cost.measure_machine", measured)
+    assert command_line._product_rate.__wrapped__() == device
 
 
 def test_where_records_are(tmp_path, monkeypatch):
