@@ -153,8 +153,9 @@ def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
     Source: chapter 6.
     """
     require(is_count(n_heads), "n_heads", n_heads, "a positive integer")
-    fits = x.shape[-1] % n_heads == 0
-    _wanted(fits, "x", x, lambda: f"a width that {n_heads} heads can share")
+    fits = x.ndim == 3 and x.shape[-1] % n_heads == 0
+    want = lambda: f"(B, T, D) with a width that {n_heads} heads can share"
+    _wanted(fits, "x", x, want)
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
@@ -197,7 +198,8 @@ def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
     """
     S = T if S is None else S
     for name, size in (("T", T), ("S", S)):
-        if not isinstance(size, int | torch.SymInt) or size < 0:
+        whole = isinstance(size, torch.SymInt) or is_integer(size)
+        if not whole or size < 0:
             require(False, name, repr(size), "an integer that is not negative")
     _check_causal(True, T, S)
     query, key = torch.arange(T, device=device), torch.arange(S, device=device)
@@ -238,7 +240,8 @@ def padding_mask(
     _wanted(vector, "lengths", lengths, lambda: "integers of shape (B,)")
     whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
     require(whole, "lengths", f"dtype {lengths.dtype}", "an integer dtype")
-    require(is_count(size), "size", size, "a positive integer")
+    good = isinstance(size, torch.SymInt) or is_count(size)
+    require(good, "size", size, "a positive integer")
     if not torch.compiler.is_compiling():  # a compiler cannot look at numbers
         lengths = lengths.long()  # beyond 127 a narrow dtype would turn over
         fits = bool(((lengths >= 0) & (lengths <= size)).all())
@@ -257,9 +260,10 @@ def _who_may_look(
     """One mask out of two, in the form in which the fused product is fast: either a
     mask or the word causal."""
     if mask is not None and mask.dtype not in (torch.bool, q.dtype):
-        # A large number must not become infinite.
+        # A large number must not become infinite, nor by rounding of the limit.
         limit = min(torch.finfo(x.dtype).max for x in (q, mask))
-        mask = mask.clamp(-limit, limit).where(mask.isfinite(), mask).to(q.dtype)
+        wide = mask.to(_wide(mask.dtype))
+        mask = wide.clamp(-limit, limit).where(wide.isfinite(), wide).to(q.dtype)
     # A lone query stands at the last key and sees them all.
     if not causal or T == 1:
         return mask, False
@@ -383,8 +387,9 @@ def attend(
     learned, or values of another width than the keys. With `causal` and a mask, or
     with `causal` and a past (S > T > 1), the two are made one mask of T × S
     numbers, which is kept: not one for each head unless the mask has heads, but it
-    grows with the square. Source: chapter 6; Vaswani et al. (2017); torch's
-    ``scaled_dot_product_attention``.
+    grows with the square. Not every fused product can be differentiated twice, or
+    forward; the maps of `attention_weights` can. Source: chapter 6; Vaswani et al.
+    (2017); torch's ``scaled_dot_product_attention``.
     """
     _check_look(q, k, v, causal, mask, scale)
     _check_probability("dropout_p", dropout_p)
@@ -425,6 +430,8 @@ def rotary_angles(
     """
     tensor = isinstance(positions, torch.Tensor)
     _wanted(tensor, "positions", positions, lambda: "a tensor of integers (…, T)")
+    whole = not positions.is_floating_point()
+    require(whole, "positions", f"dtype {positions.dtype}", "an integer dtype")
     _check_base("base", base)
     even = is_count(width) and width % 2 == 0
     require(even, "width", width, "an even number of features, to turn in pairs")
@@ -598,8 +605,9 @@ class KeyValueCache:
         want = "the cache of this layer, from its make_cache"
         if self.shapes != shapes:
             require(False, "cache", f"one that keeps {self.shapes}", want)
-        if self._owner not in (None, owner):
-            require(False, "cache", "that of another layer", want)
+        known = None in (owner, self._owner) or self._owner is owner
+        require(known, "cache", "that of another layer", want)
+        self._added.clear()  # of a pass that failed
         B, T = x.shape[:2]
         if self.batch_size != B:
             require(False, "cache", f"a batch of {self.batch_size}", f"{B}, as x")
@@ -673,7 +681,10 @@ def _check_tokens(
         want = f"{weight.device}, as the weights"
         require(False, name, f"device {x.device}", want)
     same = x.dtype == weight.dtype or not weight.is_floating_point()
-    if not (same or torch.is_autocast_enabled(x.device.type)):
+    kind = x.device.type
+    cast = torch.float64 not in (x.dtype, weight.dtype)  # autocast leaves it alone
+    cast = cast and torch.amp.is_autocast_available(kind)
+    if not (same or (cast and torch.is_autocast_enabled(kind))):
         require(False, name, f"dtype {x.dtype}", f"{weight.dtype}, as the weights")
 
 
@@ -755,6 +766,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         _check_sizes(d_model, n_heads, n_kv_heads, rotary)
         _check_probability("dropout", dropout)
+        self._identity = object()  # what its caches know it by
         self.d_model, self.n_heads = d_model, n_heads
         self.n_kv_heads = n_kv_heads or n_heads
         self.dropout, self.rotary = float(dropout), rotary
@@ -814,7 +826,7 @@ class MultiHeadAttention(nn.Module):
             from `padding_mask`. What a mask hides must still be finite.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T), for rotary positions; counted from the start of
-            the sequence by default.
+            the sequence by default, as those of a context always are.
         cache : KeyValueCache, optional
             From `make_cache`. Then x holds the tokens that follow those in the
             cache, and S counts both; wants ``causal=True``.
@@ -886,7 +898,7 @@ class MultiHeadAttention(nn.Module):
             dtype = _compute_dtype(mine.device, mine.dtype)
         made = dict(dtype=dtype, device=mine.device)
         cache = KeyValueCache(self._remembered(), batch_size, max_length, **made)
-        cache._owner = id(self)
+        cache._owner = self._identity
         return cache
 
     # ---- what a layer of another kind says anew ----
@@ -924,12 +936,14 @@ class MultiHeadAttention(nn.Module):
             kind = isinstance(cache, KeyValueCache)
             require(kind, "cache", type(cache).__name__, "a KeyValueCache")
             require(causal is True, "causal", causal, "True with a cache")
-            cache._check(x, self._remembered(), id(self))
+            # A compiler would make one program for each layer.
+            mine = None if torch.compiler.is_compiling() else self._identity
+            cache._check(x, self._remembered(), mine)
             past = cache.length
         S = past + source.shape[1]
         _check_causal(causal, T, S)
         _check_mask(mask, x.device, (B, self.n_heads, T, S))
-        angles = self._angles(x, positions, past, None if context is None else S)
+        angles = self._angles(x, positions, past, None if source is x else S)
         return _Pass(x, source, mask, causal, angles, cache, notes)
 
     def _angles(self, x, positions, past, S):
@@ -1089,8 +1103,8 @@ class LinearAttention(MultiHeadAttention):
         want."""
         if self.feature_map == "identity":
             return x
-        x = x.to(_wide(x.dtype))
-        return x.clamp(max=0).exp() + x.relu()
+        x = x.to(_wide(x.dtype))  # below e⁻³⁰ products would be lost, and gradients
+        return x.clamp(min=-30, max=0).exp() + x.relu()
 
     def _remember(self, p: _Pass, k, v) -> tuple[torch.Tensor, torch.Tensor]:
         """The features of the keys, and the values, with a one beside them where
@@ -1177,7 +1191,8 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
 
     def enter(layer: type[nn.Module]) -> type[nn.Module]:
         known = _LAYERS.get(name)
-        same = known is None or known.__qualname__ == layer.__qualname__
+        place = lambda cls: (cls.__module__, cls.__qualname__)
+        same = known is None or place(known) == place(layer)
         want = "a name that is not taken"
         require(same, "name", f"{name!r}, which is {known}", want)
         _LAYERS[name] = layer

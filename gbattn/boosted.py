@@ -19,7 +19,7 @@ from gbattn.attention import (
     _projection,
     register,
 )
-from .conventions import is_count, require
+from .conventions import is_count, is_integer, require
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
 def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
@@ -244,7 +244,8 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """
     got, want = tuple(gradient.shape), tuple(correction.shape)
     require(got == want, "gradient", f"shape {got}", f"{want}, as the correction")
-    wide = torch.promote_types(correction.dtype, torch.float32)
+    wide = torch.promote_types(correction.dtype, gradient.dtype)
+    wide = torch.promote_types(wide, torch.float32)
     # A mean over many tokens has tiny gradients: measure each in its own unit.
     d, u = (
         x.to(wide) / x.abs().amax(-1, keepdim=True) for x in (correction, -gradient)
@@ -292,7 +293,7 @@ def functional_gradient(
     def stop(module, args, kwargs, output):
         with torch.no_grad():
             trace = module.explain(*args, **kwargs)
-        fits = isinstance(look, int) and 0 <= look < len(trace.rounds)
+        fits = is_integer(look) and 0 <= look < len(trace.rounds)
         want = f"an integer from 0 to {len(trace.rounds) - 1}"
         require(fits, "look", repr(look), want)
         F = trace.rounds[look].estimate.clone().requires_grad_()
@@ -311,5 +312,7 @@ def functional_gradient(
     want = "one number with a graph, so not under torch.no_grad()"
     require(good and value.requires_grad, "loss", "no such number", want)
     ((F, trace),) = seen
-    (u,) = torch.autograd.grad(value, F)
+    (u,) = torch.autograd.grad(value, F, allow_unused=True)
+    want = "one that depends on what the layer says"
+    require(u is not None, "loss", "a number that does not hear the layer", want)
     return u, trace

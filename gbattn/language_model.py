@@ -477,9 +477,27 @@ class LanguageModel(nn.Module):
             Naming the argument, what it got and what it wants. Numbers of tokens
             and targets are looked at on a CPU only.
         """
+        self._check_tokens("tokens", tokens)
+        if targets is not None:  # all before the caches hear of the tokens
+            self._check_targets(targets, tokens, reduction)
         h = self._stream(tokens, mask, positions, cache)
         if targets is None:
             return self.logits(h)
+        h = self.final_norm(h).flatten(0, 1)  # (B·T, D)
+        return next_token_loss(
+            h, self.head_weight, targets.flatten(), reduction=reduction
+        )
+
+    def _check_tokens(self, name: str, tokens) -> None:
+        fits = isinstance(tokens, torch.Tensor) and tokens.ndim == 2
+        fits = fits and tokens.shape[1] > 0
+        _wanted(fits, name, tokens, lambda: "integers (B, T) with T ≥ 1")
+        whole = tokens.dtype in (torch.int32, torch.int64)
+        want = "torch.int64 or torch.int32"
+        require(whole, name, f"dtype {tokens.dtype}", want)
+        _check_numbers(name, tokens, self.config.vocab_size)
+
+    def _check_targets(self, targets, tokens, reduction) -> None:
         fits = isinstance(targets, torch.Tensor) and targets.shape == tokens.shape
         want = lambda: f"shape {tuple(tokens.shape)}, as tokens"
         _wanted(fits, "targets", targets, want)
@@ -488,20 +506,9 @@ class LanguageModel(nn.Module):
         known = reduction in ("mean", "sum")
         require(known, "reduction", repr(reduction), "'mean' or 'sum'")
         _check_numbers("targets", targets, self.config.vocab_size, blank=-100)
-        h = self.final_norm(h).flatten(0, 1)  # (B·T, D)
-        return next_token_loss(
-            h, self.head_weight, targets.flatten(), reduction=reduction
-        )
 
     def _stream(self, tokens, mask, positions, cache) -> torch.Tensor:
         """The stream after the last block, (B, T, D)."""
-        fits = isinstance(tokens, torch.Tensor) and tokens.ndim == 2
-        fits = fits and tokens.shape[1] > 0
-        _wanted(fits, "tokens", tokens, lambda: "integers (B, T) with T ≥ 1")
-        whole = tokens.dtype in (torch.int32, torch.int64)
-        want = "torch.int64 or torch.int32"
-        require(whole, "tokens", f"dtype {tokens.dtype}", want)
-        _check_numbers("tokens", tokens, self.config.vocab_size)
         caches = [None] * len(self.blocks) if cache is None else cache
         fits = isinstance(caches, list) and len(caches) == len(self.blocks)
         want = f"a list of {len(self.blocks)}, from make_caches"
@@ -649,13 +656,7 @@ class LanguageModel(nn.Module):
         return tokens
 
     def _check_generate(self, prompt, max_new_tokens, lengths, end) -> None:
-        fits = isinstance(prompt, torch.Tensor) and prompt.ndim == 2
-        fits = fits and prompt.shape[1] > 0
-        _wanted(fits, "prompt", prompt, lambda: "integers (B, T) with T ≥ 1")
-        whole = prompt.dtype in (torch.int32, torch.int64)
-        want = "torch.int64 or torch.int32"
-        require(whole, "prompt", f"dtype {prompt.dtype}", want)
-        _check_numbers("prompt", prompt, self.config.vocab_size)
+        self._check_tokens("prompt", prompt)
         want, got = "a positive integer", repr(max_new_tokens)
         require(is_count(max_new_tokens), "max_new_tokens", got, want)
         (B, T), room = prompt.shape, self.config.max_length

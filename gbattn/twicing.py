@@ -87,6 +87,9 @@ class TwicingAttention(MultiHeadAttention):
             F = c if F is None else F + c
             if p.notes is None and m == self.rounds:
                 break
+            if p.source is not p.x:  # values of a context are nobody's residual
+                self._note(p, weights=A, residual=None, correction=c, estimate=F)
+                break
             mine = self._of_all_heads(r)[:, :, -p.x.shape[1] :]  # (B, H, T, K)
             shown = None if p.notes is None else merge_heads(mine)
             self._note(p, weights=A, residual=shown, correction=c, estimate=F)

@@ -1,7 +1,9 @@
 """Chapter 6: the claims with their mutants, attention against torch's own, and what a lesson should not carry."""
 
+import copy
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -921,6 +923,70 @@ def test_registering(monkeypatch):
     for bad in ("", 3):
         with pytest.raises(ValueError, match="name: got .*; want a name"):
             register(bad)
+    stranger = type("Mine", (LinearAttention,), {"__qualname__": Mine.__qualname__, "__module__": "somewhere.else"})
+    with pytest.raises(ValueError, match="want a name that is not taken"):
+        register("mine")(stranger)
+
+
+@torch.no_grad()
+def test_a_cache_knows_its_layer_in_copies_and_after_it_is_gone():
+    layer, x = MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
+    cache = layer.make_cache(1, 4)
+    for twin, its in (copy.deepcopy((layer, cache)), pickle.loads(pickle.dumps((layer, cache)))):
+        assert torch.equal(twin(x, causal=True, cache=its), layer(x, causal=True))
+    for _ in range(20):  # a new layer may get the place in memory of one that is gone
+        cache = MultiHeadAttention(8, 2).make_cache(1, 4)
+        with pytest.raises(ValueError, match="cache: got that of another layer"):
+            MultiHeadAttention(8, 2)(x, causal=True, cache=cache)
+
+
+@pytest.mark.parametrize("scale", [10, 100, 1e4])
+def test_linear_attention_averages_however_large_its_tokens(scale):
+    layer = LinearAttention(8, 4)
+    x = (scale * torch.randn(2, 7, 8)).requires_grad_()
+    layer(x, causal=True).sum().backward()
+    assert x.grad.isfinite().all() and all(p.grad.isfinite().all() for p in layer.parameters())
+    for seen in layer.explain(x, causal=True).rounds:
+        assert (seen.weights.sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_a_large_number_in_a_coarse_mask_stays_finite():
+    q, mask = torch.randn(1, 1, 3, 4).half(), torch.zeros(3, 3, dtype=torch.bfloat16)
+    mask[1] = torch.finfo(torch.bfloat16).min
+    assert (attention_weights(q, q, mask=mask).sum(-1) - 1).abs().max() < 2e-3
+    assert attend(q, q, q, mask=mask)[0, 0, 1].abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["multi_head", "linear"])
+def test_tokens_as_their_own_context_stand_where_they_stand(kind):
+    options = {"feature_map": "identity"} if kind == "linear" else {}
+    layer, x = make_attention(kind, 8, 2, rotary=100.0, **options), torch.randn(2, 5, 8)
+    places = torch.tensor([3, 4, 9, 11, 30])
+    assert torch.equal(layer(x, context=x, positions=places), layer(x, positions=places))
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, F64), (F64, torch.float32)])
+def test_autocast_is_no_way_around_float64(dtypes):
+    layer, x = MultiHeadAttention(8, 2, dtype=dtypes[0]), torch.randn(1, 3, 8, dtype=dtypes[1])
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="x: got dtype"):
+        layer(x)
+
+
+def test_sizes_of_numpy_and_none_of_truth():
+    assert causal_mask(np.int64(3)).shape == (3, 3)
+    with pytest.raises(ValueError, match="T: got True; want an integer"):
+        causal_mask(True)
+
+
+def test_padding_of_a_length_that_an_export_leaves_open():
+    class Padded(nn.Module):
+        def forward(self, x, lengths):
+            return padding_mask(lengths, x.shape[1])
+
+    x, lengths = torch.zeros(2, 5), torch.tensor([3, 5])
+    length = torch.export.Dim("T", min=2, max=50)
+    made = torch.export.export(Padded(), (x, lengths), dynamic_shapes=({1: length}, None), strict=False)
+    assert torch.equal(made.module()(torch.zeros(2, 7), lengths), padding_mask(lengths, 7))
 
 
 # ---------------------------------------------------------------- errors
@@ -986,7 +1052,7 @@ def used(layer=LAYER, length=2):
         (lambda: padding_mask(torch.tensor([-1]), 3), r"lengths: got \[-1\]; want lengths from 0 to size = 3"),
         (lambda: padding_mask(torch.tensor([1]), 0), "size: got 0; want a positive integer"),
         (lambda: padding_mask(torch.tensor([1]), 3, side="up"), "side: got 'up'; want 'right' or 'left'"),
-        (lambda: split_heads(X, 3), r"x: got shape \(2, 3, 8\); want a width that 3 heads can share"),
+        (lambda: split_heads(X, 3), r"x: got shape \(2, 3, 8\); want \(B, T, D\) with a width that 3 heads"),
         (lambda: split_heads(X, 0), "n_heads: got 0; want a positive integer"),
         # rotary positions
         (lambda: rotary_angles([0, 1], 4), r"positions: got list; want a tensor of integers \(…, T\)"),

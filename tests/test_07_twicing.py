@@ -234,7 +234,7 @@ def test_causal_looks_come_to_the_values_in_the_end(M):
 
 def negative_weights(p, detour):
     A, i = p.attention(causal=p.M % 2 == 0), torch.arange(1, p.T + 1, dtype=F64)
-    two, H = 2 * A - A @ A, (1 / i).cumsum(0)
+    two, H = closed_form(A, 2), (1 / i).cumsum(0)
     average = torch.ones(p.T, p.T, dtype=F64).tril() / i[:, None]
     formula = ((2 - (H[:, None] - (H - 1 / i))) / i[:, None]).tril()
     left = flat((two < 0).double(), two.clamp(-1, 2), 2 * average - average @ average)
@@ -642,3 +642,10 @@ def test_errors_name_what_is_wrong(call, sentence):
 def test_printed_with_its_rounds():
     assert "rounds=3" in repr(TwicingAttention(8, 2, rounds=3))
     assert make_attention("twicing", 8, 2, rounds=3).rounds == 3
+
+
+@pytest.mark.parametrize("S", [5, 9])
+def test_a_single_look_at_a_context_has_no_residual(S):
+    layer = TwicingAttention(8, 2, rounds=1)
+    (seen,) = layer.explain(torch.randn(2, 7, 8), context=torch.randn(2, S, 8)).rounds
+    assert seen.residual is None and seen.correction.shape == (2, 7, 8)

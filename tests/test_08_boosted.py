@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -466,6 +467,16 @@ def test_the_functional_gradient_leaves_no_trace():
     assert not layer._forward_hooks
 
 
+def test_a_loss_that_does_not_hear_the_layer():
+    layer, x, read, loss = model_and_loss()
+    weight = torch.ones(1, dtype=F64, requires_grad=True)
+    with pytest.raises(ValueError, match="loss: got a number that does not hear the layer; want one that depends on"):
+        functional_gradient(layer, lambda: layer(x).detach().sum() + weight.sum())
+    assert torch.equal(functional_gradient(layer, loss, np.int64(1))[0], functional_gradient(layer, loss, 1)[0])
+    with pytest.raises(ValueError, match="look: got True; want an integer from 0 to 1"):
+        functional_gradient(layer, loss, True)
+
+
 def test_other_layers_have_functional_gradients_too():
     x = torch.randn(1, 4, 8, dtype=F64)
     for kind in (MultiHeadAttention, TwicingAttention):
@@ -497,6 +508,11 @@ def test_alignment_is_a_cosine_to_the_last_bit():
     u = torch.randn(20_000, 7)
     found = alignment(torch.cat([-3 * u, u]), torch.cat([u, u]))
     assert found.max() == 1 and found.min() == -1
+
+
+def test_alignment_of_a_gradient_finer_than_the_correction():
+    one = alignment(torch.tensor([1.0, 0.0]), torch.tensor([-1e-50, 0.0], dtype=torch.float64))
+    assert one == 1 and one.dtype == torch.float64
 
 
 def test_alignment_of_nothing_is_nan():

@@ -602,6 +602,15 @@ def test_caches_out_of_step_are_refused():
         model(tokens, cache=[None, None])
 
 
+@torch.no_grad()
+def test_targets_at_fault_leave_the_caches_as_they_are():
+    model, tokens = model_of("boosted"), tokens_of(1, 3)
+    caches = model.make_caches(1)
+    with pytest.raises(ValueError, match="targets: got"):
+        model(tokens, tokens + V, cache=caches)
+    assert [cache.length for cache in caches] == [0, 0]
+
+
 def test_no_sequences():
     model = model_of("boosted")
     none = torch.empty(0, 5, dtype=torch.int64)
