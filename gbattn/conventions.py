@@ -13,9 +13,10 @@ import os
 import platform
 import random
 import textwrap
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from numbers import Integral, Real
 from pathlib import Path
@@ -496,19 +497,20 @@ class Record:
         """
         path = Path(folder or results_folder()) / self.experiment / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".json.draft")
-        draft.write_text(
-            json.dumps(
-                asdict(self),
-                indent=1,
-                ensure_ascii=False,
-                allow_nan=False,
-                default=float,
-            )
-            + "\n",
-            encoding="utf-8",
+        text = json.dumps(
+            asdict(self),
+            indent=1,
+            ensure_ascii=False,
+            allow_nan=False,
+            default=lambda number: number.item(),  # of NumPy or torch
         )
-        return draft.replace(path)
+        # A name of its own, as another process may save the same record.
+        draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
+        try:
+            draft.write_text(text + "\n", encoding="utf-8")
+            return draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def _read_records(path: Path) -> list[Record]:
@@ -516,12 +518,18 @@ def _read_records(path: Path) -> list[Record]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         entries = found if isinstance(found, list) else [found]
-        records = [Record(**entry) for entry in entries]
-    except (ValueError, TypeError):  # no text, no JSON, or other JSON
-        records = []
-    want = "one: mend the file or delete it"
-    require(bool(records), str(path), "no record", want)
-    return records
+        seen = [
+            {key: type(part) for key, part in entry.items()} for entry in entries
+        ]
+    except (ValueError, AttributeError):  # no text, no JSON, or other JSON
+        seen = []
+    require(bool(seen), str(path), "no record", "one: mend the file or delete it")
+    # Without its provenance a record would be given that of this machine.
+    kinds = {part.name: part.type for part in fields(Record)}
+    whole = all(kind == kinds for kind in seen)
+    want = "a whole one: delete it or mend the file"
+    require(whole, str(path), "a damaged record", want)
+    return [Record(**entry) for entry in entries]
 
 
 def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
@@ -632,11 +640,19 @@ def put_to_test(
     holds : bool or None
         Whether it lies there; None where what was seen does not decide it.
 
+    Raises
+    ------
+    ValueError
+        When `holds` is none of these.
+
     Notes
     -----
     Source: chapter 0 of the book.
     """
-    holds = None if holds is None else bool(holds)  # not one of NumPy
+    if getattr(holds, "nbytes", 0) == 1:  # a truth value of NumPy or torch
+        holds = holds.item()
+    fits = holds is None or isinstance(holds, bool)
+    require(fits, "holds", repr(holds), "True, False or None")
     verdicts = {True: "holds", False: "DOES NOT HOLD", None: "undecided"}
     said = {
         "prediction": prediction,

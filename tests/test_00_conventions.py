@@ -159,7 +159,7 @@ def test_records_survive_the_disk_in_order(tmp_path):
     loaded = load_records("trial", tmp_path)
     assert [record.measured["number"] for record in loaded] == [1.5, 2.5]
     assert loaded[0].provenance["torch"] == torch.__version__
-    assert not list(tmp_path.rglob("*.draft"))
+    assert not list(tmp_path.rglob("*.draft*"))
     with pytest.raises(ValueError, match="experiment: got 'missing'; want one of trial"):
         load_records("missing", tmp_path)
 
@@ -210,11 +210,51 @@ def test_a_record_that_is_no_json_is_refused_and_leaves_nothing(tmp_path):
     assert load_records("trial", tmp_path)[0].measured["error"] == 0.5
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[1]", '{"experiment": "x"}', "\udcff"])
-def test_a_file_that_holds_no_record_is_named(text, tmp_path):
+def test_numbers_of_numpy_and_torch_keep_their_kind(tmp_path):
+    numbers = [np.int64(1200), np.bool_(True), np.float32(0.5), torch.tensor(3), torch.tensor(False)]
+    path = Record("trial", {}, {"numbers": numbers}).save("kinds", tmp_path)
+    assert repr(json.loads(path.read_text())["measured"]["numbers"]) == "[1200, True, 0.5, 3, False]"
+
+
+def test_every_save_has_a_draft_of_its_own_and_removes_it(tmp_path, monkeypatch):
+    drafts, write = [], Path.write_text
+
+    def overtaken(draft, text, **options):  # another process saves the same record meanwhile
+        drafts.append(draft)
+        if len(drafts) == 1:
+            record.save("same", tmp_path)
+        return write(draft, text, **options)
+
+    def full(draft, text, **options):
+        write(draft, text[:9], **options)
+        raise OSError("no space left")
+
+    record = Record("trial", {}, {"error": 0.5})
+    monkeypatch.setattr(Path, "write_text", overtaken)
+    path = record.save("same", tmp_path)
+    assert len(set(drafts)) == 2 and load_records("trial", tmp_path) == [record]
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space left"):
+        record.save("same", tmp_path)
+    assert list(path.parent.iterdir()) == [path] and load_records("trial", tmp_path) == [record]
+
+
+NO_RECORDS = ["", "[]", "[1]", "3", "\udcff"]
+DAMAGED = ['{"experiment": "x"}', '{"experiment": "x", "settings": {}, "measured": {}}'] + [
+    json.dumps(dict(experiment="x", settings={}, measured={}, provenance={}) | wrong)
+    for wrong in ({"experiment": 1}, {"settings": [1]}, {"measured": 3}, {"provenance": None}, {"seed": 0})
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [(text, "no record; want one: mend the file or delete it") for text in NO_RECORDS]
+    + [(text, "a damaged record; want a whole one: delete it or mend the file") for text in DAMAGED],
+)
+def test_a_file_that_holds_no_record_is_named(text, sentence, tmp_path):
     (tmp_path / "trial").mkdir()
     (tmp_path / "trial" / "bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"bad\.json: got no record; want one: mend the file or delete it"):
+    with pytest.raises(ValueError, match=rf"bad\.json: got {sentence}$"):
         load_records("trial", tmp_path)
 
 
@@ -233,6 +273,15 @@ def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
         f"verdict     {verdict}",
         "",
     ]
+
+
+def test_a_verdict_is_a_truth_value_or_open():
+    said = dict(prediction="p", statistic="s", threshold="t", observed="o")
+    for true in (np.True_, np.array(True), torch.tensor(True), torch.tensor([True])):
+        assert conventions.put_to_test(**said, holds=true) is True
+    for neither in (math.nan, np.float64("nan"), 1, np.int8(1), "True", torch.tensor(1.0), np.array([True, False])):
+        with pytest.raises(ValueError, match=r"^holds: got .*; want True, False or None$"):
+            conventions.put_to_test(**said, holds=neither)
 
 
 def test_an_unknown_name_is_no_array():
