@@ -7,6 +7,7 @@ __all__ = ['Loss', 'SquaredError', 'AbsoluteError', 'Huber', 'LogLoss', 'line_se
            'sharpen', 'boosted_smoother', 'GradientBoosting', 'GradientBoostingClassifier']
 
 # %% ../nbs/05_boosting.ipynb #d892cf7f
+import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +110,9 @@ class Huber(Loss):
 
     def at(self, y, F):
         away = (y - F).abs().sort().values
-        return Huber(self.alpha, away[math.ceil(self.alpha * len(away)) - 1].item())
+        coming = copy.copy(self)  # of a subclass, with all it has
+        coming.delta = away[math.ceil(self.alpha * len(away)) - 1].item()
+        return coming
 
     def value(self, y, F):
         e = (y - F).abs()
@@ -174,22 +177,25 @@ def line_search(
 
     Notes
     -----
-    The slope in ρ rises with ρ, so its zero is bracketed by doubling and then
-    halved down to rounding. Source: Definition "The gradient boosting machine" of
-    chapter 5; Friedman (2001), Algorithm 1.
+    The slope in ρ rises with ρ, so its zero is bracketed between a power of two
+    and the next, and the bracket halved down to rounding. Source: Definition "The
+    gradient boosting machine" of chapter 5; Friedman (2001), Algorithm 1.
     """
     sign = (loss.negative_gradient(y, F) @ h).sign()
 
     def falls(step):  # does the loss still fall beyond this step?
         return loss.negative_gradient(y, F + step * h) @ h * sign > 0
 
-    low, high = 0 * sign, sign
+    high = sign
     while falls(high) and high.abs() < 2**40:
-        low, high = high, 2 * high
+        high = 2 * high
+    while high.abs() > 0 and not falls(high / 2):
+        high = high / 2
+    low = high / 2
     for _ in range(2 - int(math.log2(torch.finfo(F.dtype).eps))):
         middle = (low + high) / 2
         low, high = (middle, high) if falls(middle) else (low, middle)
-    return high if sign else sign
+    return high
 
 # %% ../nbs/05_boosting.ipynb #85024c80
 class _Smoothing:
@@ -208,6 +214,14 @@ class _Smoothing:
 
 # %% ../nbs/05_boosting.ipynb #c3afa16c
 #| code-fold: true
+def _predictions(learner, X: np.ndarray) -> np.ndarray:
+    """What a base learner predicts, one number a row."""
+    h = np.asarray(learner.predict(X), dtype=np.float64)
+    got, want = f"predictions of shape {h.shape}", f"shape ({len(X)},)"
+    require(h.shape == (len(X),), "base_learner", got, want)
+    return h
+
+
 def _estimators() -> dict[str, type]:
     """Define the estimators when one is first asked for, so that importing the
     module never loads scikit-learn."""
@@ -267,10 +281,20 @@ def _estimators() -> dict[str, type]:
             if not hasattr(base, "fit"):
                 while True:
                     yield _Smoothing(base)
-            draws = base.get_params().get("random_state", 0) is None
+            draws = [
+                name
+                for name, value in base.get_params().items()
+                if name.split("__")[-1] == "random_state" and value is None
+            ]
             while True:
+                # A learner within the learner gets a seed: a fit that clones it would
+                # clone a generator, too, and leave this one where it was.
+                seeds = {
+                    name: rng if name == "random_state" else rng.randint(2**31 - 1)
+                    for name in draws
+                }
                 learner = clone(base)
-                yield learner.set_params(random_state=rng) if draws else learner
+                yield learner.set_params(**seeds) if seeds else learner
 
         def _search(self, loss, learner, X, y, F, rows):
             """The correction of one round, ρ included: a factor, with the leaves of
@@ -282,15 +306,20 @@ def _estimators() -> dict[str, type]:
             got = f"'leaf' with a {type(learner).__name__}"
             wanted = "'leaf' with a tree, or another line search"
             require(how != "leaf" or grows_leaves, "line_search", got, wanted)
-            # Least squares has already found the best constant of every leaf.
-            if how == "leaf" and not isinstance(loss, SquaredError):
+            # A tree of least squares has found the best constants of its leaves.
+            squared = getattr(learner, "criterion", "") in (
+                "squared_error",
+                "friedman_mse",
+            )
+            found = type(loss) is SquaredError and squared
+            if how == "leaf" and not found:
                 leaves = learner.apply(X)
                 constants = learner.tree_.value[:, 0, 0]
                 for leaf in np.unique(leaves[rows]):
                     here = torch.from_numpy(rows[leaves[rows] == leaf])
                     constants[leaf] = loss.leaf(y[here], F[here])
             elif how == "global":
-                h = torch.as_tensor(learner.predict(X[rows]))
+                h = torch.as_tensor(_predictions(learner, X[rows]))
                 return line_search(loss, y[rows], F[rows], h).item()
             return 1.0
 
@@ -300,6 +329,7 @@ def _estimators() -> dict[str, type]:
             rng = check_random_state(self.random_state)
             early = self.n_iter_no_change is not None
             if early:
+                loss.check(torch.tensor(y))  # of the rows held out, too
                 X, X_val, y, y_val = train_test_split(
                     X,
                     y,
@@ -326,12 +356,13 @@ def _estimators() -> dict[str, type]:
                 step = self.learning_rate * self._search(
                     loss, learner, X, y, F, rows
                 )
-                F = F + step * torch.as_tensor(learner.predict(X))
+                F = F + step * torch.as_tensor(_predictions(learner, X))
                 self.estimators_.append(learner)
                 self.steps_.append(step)
                 scores.append(loss.value(y, F).mean().item())
                 if early:
-                    F_val = F_val + step * torch.as_tensor(learner.predict(X_val))
+                    h = torch.as_tensor(_predictions(learner, X_val))
+                    F_val = F_val + step * h
                     held.append(loss.value(y_val, F_val).mean().item())
                     before = held[:-1][-self.n_iter_no_change :]
                     waited = len(before) == self.n_iter_no_change
@@ -351,7 +382,7 @@ def _estimators() -> dict[str, type]:
             X = np.ascontiguousarray(X)
             F = np.full(len(X), self.init_)
             for learner, step in zip(self.estimators_, self.steps_):
-                F = F + step * learner.predict(X)
+                F = F + step * _predictions(learner, X)
                 yield F
 
         def _last(self, X):
@@ -456,7 +487,8 @@ def _estimators() -> dict[str, type]:
             return self._boost(X, y.astype(np.float64), self._named_loss())
 
         def _named_loss(self):
-            if hasattr(self.loss, "negative_gradient"):
+            ready = hasattr(self.loss, "negative_gradient")
+            if ready and not isinstance(self.loss, type):
                 return self.loss
             losses = {
                 "squared_error": SquaredError,
@@ -627,7 +659,7 @@ def _check_looks(smoother, y, rounds, shrinkage, query=None):
         require(len(looks) == rounds, name, f"{len(looks)} of them", want)
         each.append(looks)
     smoothers, queries = each
-    for S in smoothers:
+    for S in {id(S): S for S in smoothers}.values():  # one for all rounds is one
         _check_rows(S, y=columns)
     if query is not None:
         n = columns.shape[-2]
@@ -826,7 +858,8 @@ def boosted_smoother(
     several = isinstance(rounds, (Sequence, range)) and len(rounds) > 0
     counts = list(rounds) if several else [rounds]
     for count in counts:
-        _check_looks(smoother, smoother, count, shrinkage)
+        require(is_count(count), "rounds", repr(count), "a positive integer")
+    _check_looks(smoother, smoother, 1, shrinkage)
     I = torch.eye(smoother.shape[-1], dtype=smoother.dtype, device=smoother.device)
     left = [torch.linalg.matrix_power(I - shrinkage * smoother, M) for M in counts]
     return I - torch.stack(left) if several else I - left[0]

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.ensemble import GradientBoostingClassifier as TheirClassifier
 from sklearn.ensemble import GradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 from sklearn.utils.estimator_checks import check_estimator
 
 from claims import claim
+from gbattn import boosting
 from gbattn.boosting import (
     AbsoluteError,
     GradientBoosting,
@@ -310,6 +315,10 @@ def test_the_search_finds_formulas_in_both_directions(sign):
     rho = (y - F) @ h / (h @ h)
     torch.testing.assert_close(line_search(SquaredError(), y, F, h), rho, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(line_search(SquaredError(), y, F, 1e-9 * h), 1e9 * rho, atol=0, rtol=1e-12)
+    for scale in (1e9, 1e20):  # steps far smaller than a rounding error of 1
+        torch.testing.assert_close(line_search(SquaredError(), y, F, scale * h), rho / scale, atol=0, rtol=1e-12)
+    single = [a.float() for a in (y, F, 1e9 * h)]
+    torch.testing.assert_close(line_search(SquaredError(), *single), (rho / 1e9).float(), atol=0, rtol=1e-5)
 
 
 def test_the_search_at_its_limits():
@@ -321,6 +330,8 @@ def test_the_search_at_its_limits():
     assert 30 < separated <= 2.0**40
     single = line_search(SquaredError(), y.float(), zero.float(), y.float())
     assert single.dtype == torch.float32 and abs(single - 1) < 1e-6
+    kink = line_search(AbsoluteError(), y, zero, torch.ones(2, dtype=F64))  # falls at 0, and nowhere else
+    assert 0 <= kink < 1e-300
 
 
 def test_log_loss_in_a_leaf_that_is_certain():
@@ -435,6 +446,91 @@ def test_a_loss_that_is_only_a_value():
         Loss().value(torch.ones(1), torch.ones(1))
 
 
+def test_a_loss_is_asked_whatever_it_is_made_of():
+    """A subclass keeps what it overrides: the constant of a leaf, the loss of the coming round."""
+
+    class Half(SquaredError):
+        def leaf(self, y, F):
+            return super().leaf(y, F) / 2
+
+    class Told(Huber):
+        rounds = 0
+
+        def at(self, y, F):
+            coming = super().at(y, F)
+            coming.rounds += 1
+            return coming
+
+    X, y = DIABETES
+    settings = dict(learning_rate=1.0, n_estimators=1, init="zero", random_state=0)
+    half, whole = (GradientBoosting(loss=loss, **settings).fit(X, y).predict(X) for loss in (Half(), "squared_error"))
+    np.testing.assert_allclose(half, whole / 2)
+    told = Told(0.8)
+    machine = GradientBoosting(loss=told, n_estimators=3, random_state=0).fit(X, y)
+    assert type(machine._loss) is Told and machine._loss.rounds == 3 and machine._loss.alpha == 0.8
+    assert told.rounds == 0 and told.delta == math.inf
+
+
+@pytest.mark.parametrize("how", ["leaf", "auto"])
+def test_leaves_that_another_criterion_made_get_their_best_constant(how):
+    X, y = DIABETES
+    tree = DecisionTreeRegressor(criterion="absolute_error", max_depth=2)
+    machine = GradientBoosting(tree, learning_rate=1.0, n_estimators=1, line_search=how, random_state=0).fit(X, y)
+    leaves, F = machine.estimators_[0].apply(X), machine.predict(X)
+    for leaf in np.unique(leaves):
+        np.testing.assert_allclose(F[leaves == leaf], y[leaves == leaf].mean())
+
+
+@pytest.mark.parametrize("wrap", [lambda tree: make_pipeline(StandardScaler(), tree), TransformedTargetRegressor])
+def test_the_seed_reaches_a_learner_within_the_learner(wrap):
+    X, y = DIABETES
+
+    def fit(seed, inner=None):
+        tree = DecisionTreeRegressor(max_depth=1, splitter="random", random_state=inner)
+        return GradientBoosting(wrap(tree), n_estimators=4, random_state=seed).fit(X, y).predict(X)
+
+    np.testing.assert_array_equal(fit(0), fit(0))
+    assert not np.array_equal(fit(0), fit(1))
+    np.testing.assert_array_equal(fit(0, 7), fit(1, 7))  # a seed that was given stays
+    machine = GradientBoosting(wrap(DecisionTreeRegressor()), n_estimators=4, random_state=0).fit(X, y)
+    seeds = {str({k: v for k, v in a.get_params().items() if "random_state" in k}) for a in machine.estimators_}
+    assert len(seeds) == 4  # another one in each round
+
+
+class Constant(BaseEstimator):
+    """Predicts the mean residual, in a shape and a dtype of its own."""
+
+    def __init__(self, shape=(-1,), dtype=np.float64):
+        self.shape, self.dtype = shape, dtype
+
+    def fit(self, X, r):
+        self.mean = r.mean()
+        return self
+
+    def predict(self, X):
+        return np.full(len(X), self.mean, self.dtype).reshape(self.shape)
+
+
+@pytest.mark.parametrize("how", ["global", None])
+def test_predictions_of_a_learner_are_one_number_a_row(how):
+    X, y = DIABETES
+    settings = dict(n_estimators=3, line_search=how, init="zero", n_iter_no_change=3, random_state=0)
+    single = GradientBoosting(Constant(dtype=np.float32), **settings).fit(X, y).predict(X)
+    double = GradientBoosting(Constant(), **settings).fit(X, y).predict(X)
+    assert single.dtype == double.dtype == np.float64
+    np.testing.assert_allclose(single, double, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"base_learner: got predictions of shape \(397, 1\); want shape \(397,\)"):
+        GradientBoosting(Constant(shape=(-1, 1)), **settings).fit(X, y)
+
+
+def test_targets_of_rows_held_out_are_checked():
+    X, y = np.arange(40.0)[:, None], np.arange(40) % 2.0
+    held = train_test_split(np.arange(40), test_size=0.1, random_state=0)[1]
+    y[held[0]] = 7
+    with pytest.raises(ValueError, match=r"y: got targets from 0 to 7; want targets in \[0, 1\]"):
+        GradientBoosting(loss="log_loss", n_iter_no_change=2, random_state=0).fit(X, y)
+
+
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -518,6 +614,17 @@ def test_l2_boost_forms_no_matrix():
     assert Counted.shapes == [(30, 1)] * 7
 
 
+def test_one_matrix_for_all_rounds_is_checked_once(monkeypatch):
+    checked, check = [], boosting._check_rows
+    monkeypatch.setattr(boosting, "_check_rows", lambda S, **others: checked.append(S) or check(S, **others))
+    S, y = torch.full((5, 5), 0.2, dtype=F64), torch.ones(5, dtype=F64)
+    boosted_smoother(S, [50, 70])
+    l2_boost(S, y, 50)
+    assert len(checked) == 2
+    l2_boost([S, S.clone(), S], y, 3)
+    assert len(checked) == 4
+
+
 # ---------------------------------------------------------------- errors
 
 S, y = torch.full((5, 5), 0.2, dtype=F64), torch.ones(5, dtype=F64)
@@ -554,6 +661,7 @@ def fit(**settings):
         (lambda: fit(base_learner=3), "base_learner: got 3; want None, a regressor, or a function from rows"),
         (lambda: fit(base_learner=DecisionTreeRegressor), "base_learner: got <class .*; want None, a regressor"),
         (lambda: fit(loss="hinge"), "loss: got 'hinge'; want a Loss or one of squared_error, absolute_error"),
+        (lambda: fit(loss=SquaredError), "loss: got <class .*SquaredError'>; want a Loss or one of squared_error"),
         (lambda: fit(loss="huber", alpha=2), "alpha: got 2; want a number between 0 and 1"),
         (lambda: fit(loss="log_loss"), r"y: got targets from 0 to 4; want targets in \[0, 1\]"),
         (lambda: fit(n_estimators=0), "n_estimators: got 0; want a positive integer"),
