@@ -97,6 +97,9 @@ class Cost:
         names = [field.name for field in fields(self)]
         return Cost(*(getattr(self, n) + getattr(other, n) for n in names))
 
+    def __radd__(self, other: int) -> "Cost":  # sum() starts from 0
+        return self if other == 0 else NotImplemented
+
     def __mul__(self, times: int) -> "Cost":
         names = [field.name for field in fields(self)]
         return Cost(*(times * getattr(self, n) for n in names))
@@ -120,6 +123,11 @@ def _check_call(layer, T, context, past, batch_size, causal, itemsize) -> None:
     require(isinstance(causal, bool), "causal", causal, "True or False")
     alone = context is None or not (causal or past)
     require(alone, "context", f"{context} tokens", "None with causal or past")
+    twicing = isinstance(layer, TwicingAttention)
+    shown = twicing or getattr(layer, "kv_from", None) == "residual"
+    fits = context is None or not shown or layer.rounds == 1
+    want = f"None for {type(layer).__name__}: a context has no residual"
+    require(fits, "context", f"{context} tokens", want)
     require(causal or not past, "causal", causal, "True with past tokens")
     _check_itemsize(itemsize)
 
@@ -559,15 +567,16 @@ def count_saved_bytes(call: Callable, *args, **options) -> int:
 
     Notes
     -----
-    Source: chapter 10; ``torch.autograd.graph.saved_tensors_hooks``.
+    Of the kernels that ran: on ``meta`` torch has no fused attention, and keeps the
+    scores. Source: chapter 10; ``torch.autograd.graph.saved_tensors_hooks``.
     """
-    kept = {}  # the storages themselves: a freed one could leave its address to another
+    kept = {}  # the storages themselves: a freed one could leave its name to another
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         whole = tensor if tensor._base is None else tensor._base
         if not isinstance(whole, torch.nn.Parameter):
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage
+            kept[storage._cdata] = storage  # on meta all have the address 0
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

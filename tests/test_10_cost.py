@@ -263,13 +263,21 @@ def test_every_count_is_torchs(dtype, options):
 
 
 def test_a_context():
+    refused = 0
     for layer in family(rounds=(1, 2)):
-        if isinstance(layer, TwicingAttention) or getattr(layer, "kv_from", "") == "residual":
-            continue  # take none
         x, context = tokens(2, 5), tokens(2, 9)
+        try:
+            layer(x, context=context)
+        except ValueError:  # what the layer refuses has no cost
+            refused += 1
+            for count in (attention_cost, attention_parts):
+                with pytest.raises(ValueError, match=r"^context: got 9 tokens; want None for .*: a context has no res"):
+                    count(layer, 5, context=9, batch_size=2)
+            continue
         cost = attention_cost(layer, 5, context=9, batch_size=2)
         assert measured(layer, x, context=context) == counted(cost), layer
         assert cost.cache_bytes == 0
+    assert refused == 1 + len(GATES)  # twicing, and boosted from the residual
 
 
 @pytest.mark.parametrize("T", [1, 3])
@@ -328,7 +336,9 @@ def test_parts_sum_to_the_whole():
 def test_costs_add_and_multiply():
     a, b = Cost(1, 2, 3, 4, 5, 6), Cost(10, 20, 30, 40, 50, 60)
     assert a + b == Cost(11, 22, 33, 44, 55, 66)
-    assert 3 * a == a * 3 == a + a + a
+    assert 3 * a == a * 3 == a + a + a == sum([a, a, a])
+    with pytest.raises(TypeError):
+        1 + a
     assert b.training_flops == 30
 
 
@@ -345,6 +355,16 @@ def test_a_product(bias, dtype):
 def test_a_layer_without_memory():
     big = make_attention("boosted", 2**14, 2**7, device="meta")
     assert attention_cost(big, 2**20, batch_size=64).forward_flops > 2**62
+
+
+def test_what_is_saved_is_counted_without_memory():
+    """A storage on meta has no address of its own."""
+    x = tokens(2, 5)
+    for layer in (MultiHeadAttention(16, 4), TwicingAttention(16, 4)):
+        here = count_saved_bytes(layer.explain, x)  # the fused product has no kernel on meta
+        away = x.detach().to("meta").requires_grad_()
+        assert count_saved_bytes(layer.to("meta").explain, away) == here > 3000
+    assert count_saved_bytes(lambda: (away * away, away.mT @ away)) == away.nbytes
 
 
 def test_the_counters_see_each_thing_once():
