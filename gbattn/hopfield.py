@@ -12,7 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from .conventions import check_tensors, is_number, require
+from gbattn.conventions import (
+    check_tensors,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 
 # %% ../nbs/04_hopfield.ipynb #e8a8940b
 KINDS = ("linear", "polynomial", "exponential", "log-sum-exp")
@@ -24,7 +30,7 @@ def _check_beta(beta: float) -> None:
 
 
 def _check_degree(degree: int) -> None:
-    fits = isinstance(degree, int) and degree >= 2
+    fits = is_integer(degree) and degree >= 2
     require(fits, "degree", repr(degree), "an integer of at least 2")
 
 
@@ -176,7 +182,7 @@ def retrieve(
     Source: chapter 4, section "Energies".
     """
     _check_memory(state, patterns, kind, beta, degree)
-    whole = isinstance(steps, int) and steps >= 0
+    whole = is_integer(steps) and steps >= 0
     require(whole, "steps", repr(steps), "an integer that is not negative")
     fits = is_number(gain) and 0 < gain < 2
     require(fits, "gain", repr(gain), "a number between 0 and 2, both excluded")
@@ -188,19 +194,19 @@ def retrieve(
     return torch.stack(states) if path else state
 
 # %% ../nbs/04_hopfield.ipynb #c203c4f6
-def _scores_of_bits(z, d: int, kind: str, degree: int) -> torch.Tensor:
-    """F of the overlaps; the exponential is scaled by e^{−d}, which changes no
-    sign."""
+def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
+    """F of the overlaps."""
     if kind == "linear":
         return z.square() / 2
-    return z.pow(degree) if kind == "polynomial" else (z - d).exp()
+    return z.pow(degree) if kind == "polynomial" else z.exp()
 
 
 def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
-    z, d = state @ patterns.mT, patterns.shape[-1]
-    above, here, below = (
-        _scores_of_bits(z + s, d, kind, degree) for s in (2, 0, -2)
-    )
+    z = state @ patterns.mT
+    if kind == "exponential":
+        # In units of its largest term the energy keeps its signs and its digits.
+        z = z - z.amax(-1, keepdim=True)
+    above, here, below = (_scores_of_bits(z + s, kind, degree) for s in (2, 0, -2))
     weights = (above - below) / 2  # (…, m, N)
     own = ((above + below) / 2 - here).sum(-1, keepdim=True)
     field = weights @ patterns - own * state
@@ -213,8 +219,7 @@ def _check_bits(kind: str, degree: int, steps: int) -> None:
     known = "linear, polynomial or exponential (log-sum-exp flips the same bits)"
     require(kind in KINDS[:3], "kind", repr(kind), known)
     _check_degree(degree)
-    whole = isinstance(steps, int) and steps >= 1
-    require(whole, "steps", repr(steps), "a positive integer")
+    require(is_count(steps), "steps", repr(steps), "a positive integer")
 
 # %% ../nbs/04_hopfield.ipynb #44251e85
 def recall_bits(
@@ -335,8 +340,7 @@ def capacity_curve(
     _check_bits(kind, degree, steps)
     sizes = (("d", d), ("probes", probes), ("repetitions", repetitions))
     for name, size in (*sizes, *(("counts", count) for count in counts)):
-        positive = isinstance(size, int) and size > 0
-        require(positive, name, repr(size), "positive integers")
+        require(is_count(size), name, repr(size), "positive integers")
     require(len(counts) > 0, "counts", "nothing", "at least one number")
     fits = is_number(corruption) and 0 <= corruption < 0.5
     require(fits, "corruption", repr(corruption), "a share from 0 up to ½")

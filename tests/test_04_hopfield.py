@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn.hopfield import (
     KINDS,
+    _noisy,
     capacity_curve,
     energy,
     jacobian,
@@ -338,9 +340,8 @@ def kept(p, gain, held):
     F = torch.zeros_like(p.state)
     for _ in range(t):
         F = F + g * update(held(p.state, F), p.X, beta=p.beta)
-    r = p.state - F
-    left = torch.cat([p.outside(replaced), p.outside(damped), p.outside(held(p.state, F)), F + r])
-    return left, torch.cat([torch.zeros_like(out), (1 - gain) ** t * out, out, p.state])
+    left = torch.cat([p.outside(replaced), p.outside(damped), p.outside(held(p.state, F))])
+    return left, torch.cat([torch.zeros_like(out), (1 - gain) ** t * out, out])
 
 
 @claim(memories(largest=4, dimensions=(5, 10)), tolerance=1e-11, mutant=lambda p: kept(p, 0.31, lambda x, F: x - F))
@@ -430,10 +431,17 @@ def test_hopfield_1982_is_the_linear_memory():
     assert torch.equal(recall_bits(state, X, "linear"), torch.where(field == 0, state, field.sign()))
 
 
-def test_long_patterns_do_not_overflow_the_exponential():
+@pytest.mark.parametrize(("dtype", "d"), [(F64, 5000), (torch.float32, 300)])
+def test_long_patterns_neither_overflow_nor_vanish_in_the_exponential(dtype, d):
     rng = torch.Generator().manual_seed(0)
-    X = 1.0 - 2 * (torch.rand(50, 5000, generator=rng) < 0.5).to(F64)
-    assert torch.equal(recall_bits(X, X), X)
+    X = 1 - 2 * (torch.rand(50, d, generator=rng) < 0.5).to(dtype)
+    asked = X.clone()
+    asked[:, : d // 5] *= -1
+    assert torch.equal(recall_bits(asked, X), X) and torch.equal(recall_bits(X, X), X)
+    for corruption in (0.0, 0.2):
+        generator = torch.Generator().manual_seed(0)
+        curve = capacity_curve(d, [5], corruption=corruption, generator=generator, repetitions=1, dtype=dtype)
+        assert curve.wrong_bits.max() == 0
 
 
 @pytest.mark.parametrize(
@@ -460,10 +468,36 @@ def test_bits_err_as_the_gaussian_estimate_says():
 
 def test_corruption_flips_its_share_and_is_repaired():
     generator = torch.Generator().manual_seed(0)
+    X = torch.ones(6, 50)
+    flipped = _noisy(X, 0.2, generator) != X
+    assert (flipped.sum(-1) == 10).all() and not (flipped == flipped[:1]).all()
     repaired = capacity_curve(50, [10], corruption=0.2, generator=generator)
     assert repaired.wrong_bits.max() == 0
     overloaded = capacity_curve(50, [1], kind="linear", corruption=0.4, generator=generator, repetitions=3)
     assert overloaded.wrong_bits.max() == 0, "one pattern is repaired from two fifths of wrong bits"
+
+
+def test_two_steps_are_two_calls():
+    rng = torch.Generator().manual_seed(0)
+    X, state = (1.0 - 2 * (torch.rand(n, 31, generator=rng) < 0.5).to(F64) for n in (5, 8))
+    once = recall_bits(state, X, "linear")
+    twice = recall_bits(once, X, "linear")
+    assert torch.equal(recall_bits(state, X, "linear", steps=2), twice) and not torch.equal(once, twice)
+    curve = lambda steps: capacity_curve(
+        100, [10], kind="linear", corruption=0.2, steps=steps, generator=torch.Generator().manual_seed(0)
+    )
+    assert curve(2).wrong_bits.mean() < 0.5 * curve(1).wrong_bits.mean()
+
+
+def test_sizes_of_numpy_are_integers():
+    two = np.int64(2)
+    X, state = torch.ones(3, 4), torch.ones(2, 4)
+    assert torch.equal(retrieve(state, X, two, "polynomial", 1.0, two), retrieve(state, X, 2, "polynomial", 1.0, 2))
+    assert torch.equal(energy(state, X, "polynomial", 1.0, two), energy(state, X, "polynomial", 1.0, 2))
+    assert torch.equal(recall_bits(state, X, "polynomial", two, steps=two), state)
+    sizes = dict(d=two, counts=np.array([1, 2]), degree=two, steps=two, probes=two, repetitions=two)
+    curve = capacity_curve(**sizes, kind="polynomial", generator=torch.Generator().manual_seed(0))
+    assert curve.counts.tolist() == [1, 2] and curve.wrong_bits.shape == (2, 2)
 
 
 def test_the_same_generator_gives_the_same_curve():
@@ -491,6 +525,7 @@ def test_the_same_generator_gives_the_same_curve():
         ({"beta": True}, "beta: got True"),
         ({"degree": 1}, "degree: got 1; want an integer of at least 2"),
         ({"degree": 2.5}, "degree: got 2.5"),
+        ({"degree": True}, "degree: got True"),
     ],
 )
 def test_what_is_wrong_is_named(call, change, sentence):
@@ -502,6 +537,7 @@ def test_what_is_wrong_is_named(call, change, sentence):
     ("call", "sentence"),
     [
         (lambda s, x: retrieve(s, x, -1), "steps: got -1; want an integer that is not negative"),
+        (lambda s, x: retrieve(s, x, True), "steps: got True; want an integer that is not negative"),
         (lambda s, x: retrieve(s, x, 2, gain=2.0), "gain: got 2.0; want a number between 0 and 2"),
         (lambda s, x: update(s, x, gain=0), "gain: got 0"),
         (lambda s, x: jacobian(s, x, -1.0), "beta: got -1.0"),
@@ -510,6 +546,7 @@ def test_what_is_wrong_is_named(call, change, sentence):
         (lambda s, x: recall_bits(0 * s, x), "state: got entries other than −1 and 1"),
         (lambda s, x: recall_bits(s, x, "log-sum-exp"), "kind: got 'log-sum-exp'; want linear, polynomial or exp"),
         (lambda s, x: recall_bits(s, x, steps=0), "steps: got 0; want a positive integer"),
+        (lambda s, x: recall_bits(s, x, steps=True), "steps: got True; want a positive integer"),
     ],
 )
 def test_bad_options_are_named(call, sentence):
@@ -524,6 +561,7 @@ def test_bad_options_are_named(call, sentence):
         ({"counts": []}, "counts: got nothing"),
         ({"counts": [4, 0]}, "counts: got 0"),
         ({"probes": 1.5}, "probes: got 1.5"),
+        ({"d": True}, "d: got True"),
         ({"repetitions": -1}, "repetitions: got -1"),
         ({"corruption": 0.5}, "corruption: got 0.5; want a share from 0 up to ½"),
         ({"corruption": False}, "corruption: got False"),
