@@ -13,12 +13,19 @@ from typing import NamedTuple
 
 import torch
 
-from .conventions import check_tensors, is_number, require
+from gbattn.conventions import (
+    check_tensors,
+    is_count,
+    is_integer,
+    is_number,
+    require,
+)
 
 # %% ../nbs/03_smoothers.ipynb #5e7b3f88
-def _positive(name: str, value, ndim: int):
-    """A positive number, or a tensor of them with `ndim` dimensions added for what
-    it will divide."""
+def _positive(name: str, value, divided: torch.Tensor):
+    """A positive number, or a tensor of them in the dtype of what it will divide
+    and with its dimensions added; never so small that this dtype makes it zero."""
+    tiny = torch.finfo(divided.dtype).tiny
     wanted = "a positive, finite number, or a tensor of them"
     if isinstance(value, torch.Tensor):
         good = value.is_floating_point() and value.numel() > 0
@@ -27,9 +34,10 @@ def _positive(name: str, value, ndim: int):
         )
         good = bool(((value > 0) & value.isfinite()).all())
         require(good, name, f"a smallest entry of {value.min():.3g}", wanted)
-        return value.reshape(*value.shape, *[1] * ndim)
+        value = value.reshape(*value.shape, *[1] * divided.ndim)
+        return value.to(divided.dtype).clamp_min(tiny)
     require(is_number(value) and value > 0, name, repr(value), wanted)
-    return value
+    return max(value, tiny)
 
 
 def _check_mask(mask: torch.Tensor, full: tuple[int, ...]) -> None:
@@ -83,12 +91,14 @@ def softmax_weights(
     scores = q @ k.mT  # (…, T, S)
     if temperature is None:
         temperature = math.sqrt(sizes["K"])
-    scores = scores / _positive("temperature", temperature, scores.ndim)
-    if mask is None:
-        return scores.softmax(-1)
-    _check_mask(mask, tuple(q.shape[:-2]) + (sizes["T"], sizes["S"]))
-    hidden = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return hidden.softmax(-1).masked_fill(~mask, 0)
+    temperature = _positive("temperature", temperature, scores)
+    if mask is not None:
+        _check_mask(mask, tuple(q.shape[:-2]) + (sizes["T"], sizes["S"]))
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    # Less the largest before it is divided: no temperature makes +∞ of it.
+    scores = scores - scores.detach().amax(-1, keepdim=True)
+    weights = (scores / temperature).softmax(-1)
+    return weights if mask is None else weights.masked_fill(~mask, 0)
 
 # %% ../nbs/03_smoothers.ipynb #b7e8cf75
 def _straightened(
@@ -157,13 +167,16 @@ def kernel_smoother(
         dtype = getattr(tensor, "dtype", None)
         require(dtype not in half, name, f"dtype {dtype}", "float32 or float64")
     check_tensors(finite=True, X=X, X_query=X_query)
-    fits = isinstance(degree, int) and degree in (0, 1)
+    fits = is_integer(degree) and degree in (0, 1)
     require(fits, "degree", repr(degree), "0 (averages) or 1 (lines)")
     distance = torch.cdist(
         X_query, X, compute_mode="donot_use_mm_for_euclid_dist"
     )  # (…, m, n)
-    h = _positive("bandwidth", bandwidth, distance.ndim)
-    weights = (-0.5 * (distance / h) ** 2).softmax(-1)
+    h = _positive("bandwidth", bandwidth, distance)
+    # ‖x − x'‖² less that of the nearest row, in factors: it overflows to +∞ at worst.
+    nearest = distance.detach().amin(-1, keepdim=True)
+    exponent = (distance - nearest) / h * (distance + nearest) / h
+    weights = (-0.5 * exponent).softmax(-1)
     return _straightened(weights, X, X_query) if degree else weights
 
 # %% ../nbs/03_smoothers.ipynb #ed6067b0
@@ -283,7 +296,7 @@ def sinkhorn(
         kernel.
     tolerance : float, optional
         How far a column sum may be from one; 10⁴ times the machine epsilon by
-        default.
+        default, that of float32 at least, in which half precision is balanced.
     max_iterations : int
         Rounds of columns and rows to try.
 
@@ -317,18 +330,20 @@ def sinkhorn(
     require(bool(smallest >= 0), "smoother", got, wanted)
     reached = (smoother.sum(-1) > 0).all() and (smoother.sum(-2) > 0).all()
     require(bool(reached), "smoother", "a row or column of zeros", "none")
-    fits = isinstance(max_iterations, int) and max_iterations > 0
-    require(fits, "max_iterations", repr(max_iterations), "a positive integer")
+    wanted = "a positive integer"
+    require(
+        is_count(max_iterations), "max_iterations", repr(max_iterations), wanted
+    )
+    wide = torch.promote_types(smoother.dtype, torch.float32)
     if tolerance is None:
-        tolerance = 1e4 * torch.finfo(smoother.dtype).eps
-    _positive("tolerance", tolerance, 0)
-    row = torch.ones_like(smoother[..., :1])  # D₁, (…, n, 1)
-    heard = smoother.mT @ row  # column sums of D₁ S
+        tolerance = 1e4 * torch.finfo(wide).eps
+    _positive("tolerance", tolerance, smoother)
+    # The map itself is carried along: D₁ and D₂ need not exist, and may then overflow.
+    balanced = smoother.to(wide)
     for _ in range(max_iterations):
-        column = 1 / heard  # D₂
-        row = 1 / (smoother @ column)
-        heard = smoother.mT @ row
-        off = (column * heard - 1).abs().max()
+        balanced = balanced / balanced.sum(-2, keepdim=True)
+        balanced = balanced / balanced.sum(-1, keepdim=True)
+        off = (balanced.sum(-2) - 1).abs().max()
         if off <= tolerance:
             break
     else:
@@ -338,7 +353,7 @@ def sinkhorn(
             RuntimeWarning,
             stacklevel=2,
         )
-    return row * smoother * column.mT
+    return balanced.to(smoother.dtype)
 
 # %% ../nbs/03_smoothers.ipynb #d6b0b74c
 def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
@@ -373,7 +388,10 @@ def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     """
     _check_rows(smoother, Y=Y)
     others = 1 - smoother.diagonal(dim1=-2, dim2=-1)
-    alone = others.abs() <= 8 * torch.finfo(smoother.dtype).eps
+    # A hat matrix knows Sᵢᵢ = 1 to a few n roundings, more where columns are badly
+    # scaled; but half of the digits are always good.
+    eps, n = torch.finfo(smoother.dtype).eps, smoother.shape[-1]
+    alone = others.abs() <= min(64 * n * eps, math.sqrt(eps))
     got = f"{int(alone.sum())} rows that pay all attention to themselves"
     require(not bool(alone.any()), "smoother", got, "none; a wider bandwidth, say")
     return (Y - smoother @ Y) / others[..., None]

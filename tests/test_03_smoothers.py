@@ -426,6 +426,71 @@ def test_sinkhorn_says_when_it_is_not_there():
         assert (P.sum(0) - 1).abs().max() < 2e4 * torch.finfo(dtype).eps and P.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sinkhorn_balances_half_precision(dtype):
+    S = (torch.rand(20, 20) + 0.1).to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        P = sinkhorn(S)
+    assert P.dtype == dtype
+    torch.testing.assert_close(P.float(), sinkhorn(S.float()), atol=0, rtol=torch.finfo(dtype).eps)
+    with pytest.warns(RuntimeWarning, match="after 1 rounds"):
+        sinkhorn(S, max_iterations=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, F64])
+def test_sinkhorn_without_a_balanced_form_still_has_rows_that_sum_to_one(dtype):
+    S = torch.tensor([[1, 0, 0], [1, 0, 0], [1, 1, 1]], dtype=dtype)
+    with pytest.warns(RuntimeWarning, match="after 3000 rounds"):
+        P = sinkhorn(S, max_iterations=3000)
+    torch.testing.assert_close(P.sum(-1), torch.ones(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("tiny", [1e-20, 1e-40, 1e-46, 1e-300])
+def test_the_narrowest_kernels_pick_the_nearest(dtype, tiny):
+    """Ratios beyond the dtype, and numbers that float32 rounds to zero."""
+    X, X_query = torch.tensor([[0.0], [1.0], [2.0]], dtype=dtype), torch.tensor([[0.4], [1.7]], dtype=dtype)
+    first_and_last = torch.eye(3, dtype=dtype)[[0, 2]]
+    for h in (tiny, torch.tensor(tiny, dtype=F64)):
+        for degree in (0, 1):
+            assert torch.equal(kernel_smoother(X, h, X_query, degree=degree), first_and_last)
+        q = X + 1
+        assert torch.equal(softmax_weights(q, X, h), torch.eye(3, dtype=dtype)[[2, 2, 2]])
+        mask = torch.tensor([True, True, False])
+        assert torch.equal(softmax_weights(q, X, h, mask=mask), torch.eye(3, dtype=dtype)[[1, 1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
+def test_temperatures_and_bandwidths_leave_the_dtype_alone(dtype):
+    X = torch.randn(5, 2).to(dtype)
+    one = torch.ones((), dtype=F64)
+    assert torch.equal(softmax_weights(X, X, one), softmax_weights(X, X, 1.0))
+    assert softmax_weights(X, X, one).dtype == softmax_weights(X, X, one.float()).dtype == dtype
+    if dtype != torch.bfloat16:
+        assert kernel_smoother(X, one).dtype == kernel_smoother(X, one.float()).dtype == dtype
+
+
+def test_sizes_of_numpy_are_integers():
+    X = torch.randn(5, 2, dtype=F64)
+    assert torch.equal(kernel_smoother(X, 1.0, degree=np.int64(1)), kernel_smoother(X, 1.0, degree=1))
+    with pytest.warns(RuntimeWarning, match="after 1 rounds"):
+        sinkhorn(kernel_smoother(X, 1.0), max_iterations=np.int64(1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_row_with_a_column_to_itself_is_not_left_out(seed):
+    X = torch.randn(20, 3, dtype=F64, generator=torch.Generator().manual_seed(seed)) * torch.tensor([1.0, 100.0, 0.0])
+    X[4, 2] = 1
+    with pytest.raises(ValueError, match="smoother: got 1 rows that pay all attention to themselves"):
+        leave_one_out(hat_matrix(X), X[:, :1])
+
+
+def test_half_precision_rows_may_be_left_out():
+    S = torch.randn(100, 100).softmax(-1).bfloat16()
+    assert torch.isfinite(leave_one_out(S, torch.ones(100, 1, dtype=torch.bfloat16))).all()
+
+
 # ---------------------------------------------------------------- errors
 
 X, Y, S = torch.ones(5, 2, dtype=F64), torch.ones(5, 1, dtype=F64), torch.full((5, 5), 0.2, dtype=F64)
@@ -444,6 +509,7 @@ X, Y, S = torch.ones(5, 2, dtype=F64), torch.ones(5, 1, dtype=F64), torch.full((
         (lambda: softmax_weights(X, X, mask=torch.ones(4, dtype=torch.bool)), r"mask: got shape \(4,\)"),
         (lambda: kernel_smoother(X, -1.0), "bandwidth: got -1.0; want a positive"),
         (lambda: kernel_smoother(X, 1.0, degree=2), r"degree: got 2; want 0 \(averages\) or 1 \(lines\)"),
+        (lambda: kernel_smoother(X, 1.0, degree=True), "degree: got True"),
         (lambda: kernel_smoother(X, 1.0, X[:, :1]), "X_query: got d = 1 features; want d = 2, as in X"),
         (lambda: kernel_smoother(X * math.nan, 1.0), "X: got 10 NaN or infinite entries"),
         (lambda: kernel_smoother(X.half(), 1.0), "X: got dtype torch.float16; want float32 or float64"),
@@ -461,6 +527,7 @@ X, Y, S = torch.ones(5, 2, dtype=F64), torch.ones(5, 1, dtype=F64), torch.full((
         (lambda: sinkhorn(-S), "smoother: got a smallest entry of -0.2; want entries that are not negative"),
         (lambda: sinkhorn(S * torch.eye(5)[0]), "smoother: got a row or column of zeros"),
         (lambda: sinkhorn(S, tolerance=0.0), "tolerance: got 0.0; want a positive"),
+        (lambda: sinkhorn(S, max_iterations=True), "max_iterations: got True; want a positive integer"),
         (lambda: sinkhorn(S, max_iterations=0), "max_iterations: got 0; want a positive integer"),
     ],
 )
