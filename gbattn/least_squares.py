@@ -203,8 +203,10 @@ def hat_matrix(
     Forms an n × n matrix: made to be looked at. Source: Theorem "Scores of whitened
     rows are the hat matrix" of chapter 1.
     """
-    Z = X @ whiten(X, rcond, ridge=ridge)  # (…, n, d)
-    return Z @ Z.mT
+    L = whiten(X, rcond, ridge=ridge)
+    with _full_precision(X):
+        Z = X @ L  # (…, n, d)
+        return Z @ Z.mT
 
 # %% ../nbs/01_least_squares.ipynb #b98b1784
 def _check_attention(
@@ -233,12 +235,6 @@ def _check_attention(
 
 # %% ../nbs/01_least_squares.ipynb #c9133986
 #| code-fold: true
-def _memory(k, v) -> torch.Tensor:
-    """kᵀv, in float32 at least: a long sum in half precision overflows or goes deaf."""
-    wide = torch.promote_types(k.dtype, torch.float32)
-    return k.to(wide).mT @ v.to(wide)  # (…, K, Kv)
-
-
 def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     """Each query reads the keys up to its own; the last query stands at the last
     key.
@@ -247,7 +243,7 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     a segment run side by side.
     """
     past = k.shape[-2] - q.shape[-2]
-    memory = _memory(k[..., :past, :], v[..., :past, :])
+    memory = k[..., :past, :].mT @ v[..., :past, :]  # (…, K, Kv)
     k, v = k[..., past:, :], v[..., past:, :]
     outputs = []
     for qs, ks, vs in zip(*(x.split(segment, dim=-2) for x in (q, k, v))):
@@ -259,11 +255,10 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
             for x in (qs, ks, vs)
         )
         inside = (qs @ ks.mT).tril() @ vs  # (…, chunks, chunk, Kv)
-        written = _memory(ks, vs)  # (…, chunks, K, Kv)
+        written = ks.mT @ vs  # (…, chunks, K, Kv)
         states = torch.cat([memory.unsqueeze(-3), written], dim=-3).cumsum(-3)
         before, memory = states[..., :-1, :, :], states[..., -1, :, :]
-        read = (qs.to(before.dtype) @ before).to(q.dtype)
-        outputs.append((inside + read).flatten(-3, -2)[..., :length, :])
+        outputs.append((inside + qs @ before).flatten(-3, -2)[..., :length, :])
     return torch.cat(outputs, dim=-2)
 
 # %% ../nbs/01_least_squares.ipynb #e92aedb4
@@ -313,19 +308,21 @@ def linear_attention(
     al. (2020).
     """
     T, S = _check_attention(q, k, v, causal, mask)
+    # In float32 at least: in half precision scores overflow and long sums go deaf.
+    dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+    q, k, v = (x.to(wide) for x in (q, k, v))
     with _full_precision(q):
         if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
             scores = (q @ k.mT).masked_fill(~mask, 0)  # (…, T, S)
-            return (scores.tril(S - T) if causal else scores) @ v
+            return ((scores.tril(S - T) if causal else scores) @ v).to(dtype)
         if mask is not None:  # the same for every query: a key that says nothing
             hidden = ~mask.reshape(*mask.shape[:-2], mask.shape[-1], 1)
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
         if (
             causal and T > 1
         ):  # a lone query stands at the last key and reads them all
-            return _causal(q, k, v)
-        memory = _memory(k, v)
-        return (q.to(memory.dtype) @ memory).to(q.dtype)
+            return _causal(q, k, v).to(dtype)
+        return (q @ (k.mT @ v)).to(dtype)
 
 # %% ../nbs/01_least_squares.ipynb #92638e0e
 def _check_intercept_and_weights(
@@ -334,9 +331,9 @@ def _check_intercept_and_weights(
     boolean = isinstance(intercept, bool | np.bool_)
     require(boolean, "intercept", repr(intercept), "True or False")
     if weights is not None:
-        got = f"a smallest entry of {weights.min():.3g}"
-        positive = bool((weights >= 0).all())
-        require(positive, "weights", got, "entries that are not negative")
+        if not bool((weights >= 0).all()):  # an empty batch has no smallest entry
+            got = f"a smallest entry of {weights.min():.3g}"
+            require(False, "weights", got, "entries that are not negative")
         some = bool((weights > 0).any(-1).all())
         require(some, "weights", "zeros only", "a positive entry")
 
@@ -363,7 +360,8 @@ class Fit(NamedTuple):
     @property
     def coefficients(self) -> torch.Tensor:
         """The coefficients L M, shape (…, d, c)."""
-        return self.whitening @ self.memory
+        with _full_precision(self.memory):
+            return self.whitening @ self.memory
 
     def predict(self, X_query: torch.Tensor) -> torch.Tensor:
         """Predict for the rows of X_query (…, m, d): one read of the memory, (…, m, c)."""
@@ -412,6 +410,27 @@ def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
     for xw, x, y in _blocks(X, Y, weights, means):
         missed = missed + xw @ (y - x @ coefficients)
     return missed
+
+
+class _Once(torch.autograd.Function):
+    """Hand on what comes, and refuse to be differentiated twice: a solution that
+    enters as a constant has right first derivatives and wrong second ones."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(A, is_gradient):
+        return A.view_as(A)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.is_gradient = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.is_gradient:
+            raise NotImplementedError("least_squares has no second derivatives")
+        return _Once.apply(gradient, True), None
 
 
 def _read_fast(X, Y, weights, means, ridge, rcond):
@@ -496,8 +515,8 @@ def least_squares(
     -----
     Source: Propositions "Least squares in context" and "Weights and ridge in
     context" of chapter 1. The second look is iterative refinement, Björck (1996),
-    section 6.6. Gradients are those of the solution; the whitening carries none
-    when X has full rank.
+    section 6.6. First derivatives are those of the solution. Where X has full rank,
+    the whitening carries none and second derivatives are refused.
     """
     _check_options(ridge, rcond, mode)
     given = {"X": X, "Y": Y} | ({} if weights is None else {"weights": weights})
@@ -521,6 +540,8 @@ def least_squares(
         elif wants_gradient or mode == "fast":
             # A second look. It mends what XᵀX lost; and it carries the gradient, which L
             # could not where singular values coincide.
+            X, Y, *rest = (_Once.apply(A, False) for A in given.values())
+            weights = rest[0] if rest else None
             M = M + L.mT @ _missed(X, Y, weights, means, ridge, L @ M)
     x_mean, y_mean = means or (torch.zeros_like(A[..., :1, :]) for A in (X, Y))
     return Fit(L, M, x_mean, y_mean)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .conventions import check_tensors, is_count, is_number, require
-from .least_squares import _triangle, least_squares
+from .least_squares import _full_precision, _triangle, least_squares
 
 # %% ../nbs/02_memory.ipynb #52c8cd8b
 RULES = ("hebb", "delta", "recursive_least_squares")
@@ -69,6 +69,20 @@ def _solve(triangle, k, v, q, diagonal, rate):
     return after, seen
 
 
+def _held_up(triangle, scale: float):
+    """The triangle with no diagonal entry of R so small that to solve with it
+    overflows: what faded away is zero, and is read as zero."""
+    K = triangle.shape[-2]
+    R = triangle[..., :K].detach()
+    largest = R.abs().amax((-2, -1)).clamp_min(scale)[..., None]
+    floor = math.sqrt(torch.finfo(R.dtype).tiny) * largest
+    diagonal = R.diagonal(dim1=-2, dim2=-1)
+    lift = (floor.copysign(diagonal) - diagonal).where(diagonal.abs() < floor, 0)
+    return triangle + nn.functional.pad(
+        lift.diag_embed(), (0, triangle.shape[-1] - K)
+    )
+
+
 class FastWeights:
     """A fast memory: keys and values are written in order, queries read.
 
@@ -91,7 +105,7 @@ class FastWeights:
     batch : tuple of int
         Leading dimensions of keys and values.
     dtype, device : optional
-        Of the memory; keys and values must match.
+        Of the memory, float32 or float64; keys and values must match.
 
     Raises
     ------
@@ -141,6 +155,11 @@ class FastWeights:
         zeros = torch.zeros(
             *batch, key_width, value_width, dtype=dtype, device=device
         )
+        wide = zeros.dtype in (torch.float32, torch.float64)
+        wanted = (
+            "torch.float32 or torch.float64: a long sum in half precision overflows"
+        )
+        require(wide, "dtype", str(zeros.dtype), wanted)
         self._state = zeros
         if rule == "recursive_least_squares":
             corner = torch.eye(key_width, dtype=zeros.dtype, device=device)
@@ -168,7 +187,8 @@ class FastWeights:
         theirs = (K, q.dtype, tuple(q.shape[:-2]))
         got, wanted = (f"K = {K}, {t}, batch {b}" for K, t, b in (theirs, mine))
         require(theirs == mine, "q", got, f"{wanted}, the memory's")
-        return q @ self.memory
+        with _full_precision(q):
+            return q @ self.memory
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> "FastWeights":
         """Write keys (…, T, K) with values (…, T, Kv) in order; return the memory."""
@@ -238,7 +258,8 @@ class FastWeights:
             block = slice(start, start + length)
             q_block = None if q is None else q[..., block, :]
             chunk = (q_block, k[..., block, :], v[..., block, :])
-            reads.append(self._write_chunk(*chunk, before))
+            with _full_precision(k):
+                reads.append(self._write_chunk(*chunk, before))
         self.count += sizes["S"]
         return None if q is None else torch.cat(reads, dim=-2)
 
@@ -258,6 +279,8 @@ class FastWeights:
         if self.forgetting < 1:
             fade = self.forgetting ** (length / 2 if solves else length)
             self._state = self._state * fade
+            if solves and self.ridge > 0:
+                self._state = _held_up(self._state, math.sqrt(self.ridge))
             if seen is not None and not solves:
                 seen = seen * self.forgetting ** (age - 1 if before else age)
         return seen
@@ -300,7 +323,9 @@ def ridge_attention(
     positive = is_number(ridge) and ridge > 0
     require(positive, "ridge", repr(ridge), "a positive number")
     if not causal:
-        return q @ least_squares(k, v, ridge=ridge).coefficients
+        coefficients = least_squares(k, v, ridge=ridge).coefficients
+        with _full_precision(q):
+            return q @ coefficients
     memory = FastWeights(
         sizes["K"],
         sizes["Kv"],

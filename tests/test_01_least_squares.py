@@ -386,12 +386,21 @@ def test_a_constant_column_beside_an_intercept_has_no_slope(mode):
     assert fitted.coef_[1] == 0 and fitted.rank_ == 1
 
 
-def test_autocast_does_not_reach_a_factorisation():
-    X, Y = torch.randn(50, 4), torch.randn(50, 1)
-    for mode in ("accurate", "fast"):
-        expected = least_squares(X, Y, mode=mode).predict(X)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            torch.testing.assert_close(least_squares(X, Y, mode=mode).predict(X), expected)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda X, Y: least_squares(X, Y).predict(X),
+        lambda X, Y: least_squares(X, Y, mode="fast").predict(X),
+        lambda X, Y: least_squares(X, Y).coefficients,
+        lambda X, Y: hat_matrix(X),
+    ],
+)
+def test_autocast_does_not_reach_a_factorisation(call):
+    rng = torch.Generator().manual_seed(0)
+    X, Y = torch.randn(50, 4, generator=rng), torch.randn(50, 1, generator=rng)
+    expected = call(X, Y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(call(X, Y), expected)
 
 
 @pytest.mark.parametrize("mode", ["accurate", "fast"])
@@ -470,6 +479,34 @@ def test_gradients_where_singular_values_coincide(mode):
     assert torch.isfinite(w.grad).all()
 
 
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.parametrize("power", [1, 2])
+def test_second_derivatives_are_refused(mode, power):
+    rng = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(9, width, dtype=F64, generator=rng, requires_grad=True) for width in (3, 2))
+    w = torch.rand(9, dtype=F64, generator=rng, requires_grad=True)
+    loss = least_squares(X, Y, weights=w, intercept=True, mode=mode).coefficients.pow(power).sum()
+    once = torch.autograd.grad(loss, (X, Y, w), create_graph=True)
+    for gradient in once:
+        with pytest.raises(NotImplementedError, match="least_squares has no second derivatives"):
+            torch.autograd.grad(gradient.sum(), X, retain_graph=True)
+
+
+def test_functional_gradients_reach_a_fit():
+    rng = torch.Generator().manual_seed(0)
+    X, Y = (torch.randn(9, width, dtype=F64, generator=rng) for width in (3, 2))
+    coefficients = lambda X: least_squares(X, Y).coefficients
+    expected = torch.autograd.functional.jacobian(coefficients, X)
+    torch.testing.assert_close(torch.func.jacrev(coefficients)(X), expected)
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_an_empty_batch_may_have_weights(mode):
+    X, Y, w = torch.ones(0, 5, 2, dtype=F64), torch.ones(0, 5, 1, dtype=F64), torch.ones(0, 5, dtype=F64)
+    fit = least_squares(X, Y, weights=w, intercept=True, mode=mode)
+    assert fit.coefficients.shape == (0, 2, 1) and fit.predict(X).shape == (0, 5, 1)
+
+
 # ---------------------------------------------------------------- linear_attention
 
 
@@ -519,6 +556,14 @@ def test_half_precision_sums_are_wide(causal):
     q, k, v = (torch.full((3000, 8), x, dtype=torch.float16) for x in (6e-3, 6.0, 6.0))
     got = linear_attention(q, k, v, causal=causal)[-1]
     torch.testing.assert_close(got.float(), torch.full((8,), 8 * 3000 * 6e-3 * 36), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": torch.ones(100, 100, dtype=torch.bool)}])
+def test_half_precision_scores_are_wide(options):
+    q, k, v = (torch.full((100, width), x, dtype=torch.float16) for width, x in ((8, 100), (8, 100), (1, 1e-3)))
+    got = linear_attention(q, k, v, **options)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got[-1].float(), torch.tensor([8 * 100 * 100 * 100 * 1e-3]), rtol=2e-3, atol=0)
 
 
 def test_hidden_keys_may_hold_anything():

@@ -230,6 +230,42 @@ def test_fast_forgetting_stays_finite_in_single_precision(rule):
     assert torch.isfinite(memory.stream(k, k, v)).all()
 
 
+@pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 1200), (F64, 8000)])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("key", [(1.0, 0.0), (1.0, 1.0), (1000.0, 0.0), (0.0, 0.0)])
+def test_a_ridge_that_has_faded_away_leaves_numbers(dtype, length, before, key):
+    """The keys say nothing of a direction for so long that the ridge is all that is left of it, then nothing is."""
+    memory = FastWeights(2, 1, rule="recursive_least_squares", ridge=1.0, forgetting=0.8, dtype=dtype)
+    k, v = torch.tensor(key, dtype=dtype).expand(length, 2), torch.ones(length, 1, dtype=dtype)
+    reads = memory.stream(torch.ones_like(k), k, v, before=before)
+    assert torch.isfinite(reads).all()
+    expected = 2 / (key[0] + key[1]) if key[1] else 1 / key[0] if key[0] else 0.0
+    assert reads[-1].item() == pytest.approx(expected, rel=1e-4)
+    k, v = torch.eye(2, dtype=dtype).repeat(150, 1), torch.tensor([[3.0], [5.0]], dtype=dtype).repeat(150, 1)
+    torch.testing.assert_close(memory.stream(k, k, v, before=before)[-2:], v[-2:])
+
+
+def streamed(rule):
+    return lambda k, v: FastWeights(4, 1, rule=rule, rate=0.1, ridge=0.5).stream(k, k, v)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *map(streamed, RULES),
+        lambda k, v: FastWeights(4, 1, rule="recursive_least_squares", ridge=0.5).write(k, v).read(k),
+        lambda k, v: ridge_attention(k, k, v, ridge=0.5),
+        lambda k, v: ridge_attention(k, k, v, ridge=0.5, causal=True),
+    ],
+)
+def test_autocast_does_not_reach_a_memory(call):
+    rng = torch.Generator().manual_seed(0)
+    k, v = torch.randn(50, 4, generator=rng), torch.randn(50, 1, generator=rng)
+    expected = call(k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(call(k, v), expected)
+
+
 def test_least_squares_stays_exact_over_a_long_stream():
     rng = torch.Generator().manual_seed(0)
     k = torch.randn(100_000, 8, generator=rng, dtype=F64)
@@ -258,6 +294,8 @@ def test_few_tokens_give_the_shortest_memory_and_say_so():
         ({"forgetting": 0.9, "rule": "delta"}, "forgetting: got 0.9; want 1 for the delta rule"),
         ({"key_width": 0}, "key_width: got 0; want a positive integer"),
         ({"value_width": 2.0}, "value_width: got 2.0; want a positive integer"),
+        ({"dtype": torch.float16}, "dtype: got torch.float16; want torch.float32 or torch.float64"),
+        ({"dtype": torch.bfloat16}, "dtype: got torch.bfloat16"),
     ],
 )
 def test_bad_options_are_named(options, sentence):
