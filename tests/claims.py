@@ -31,11 +31,13 @@ def as_float64(value, side):
 
 
 def compare(left, right, tolerance, relation="=="):
-    """Raise unless left == right (or left <= right) to within tolerance * max(1, max|right|)."""
+    """Raise unless left == right (or left <= right) to within tolerance * max(1, max|right|), and right is finite."""
     left, right = as_float64(left, "left"), as_float64(right, "right")
     assert left.shape == right.shape, f"the sides have shapes {left.shape} and {right.shape}"
+    if not np.isfinite(right).all():  # an infinite right side would allow everything
+        raise Disagreement("the right side is not finite")
     allowed = tolerance * max(1.0, np.abs(right).max())
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and NaN fails below
+    with np.errstate(invalid="ignore"):  # NaN fails below
         excess = (np.abs(left - right) if relation == "==" else left - right).max()
     if not excess <= allowed:
         raise Disagreement(f"left {relation} right is off by {excess:.3g}; {allowed:.3g} is allowed")

@@ -70,6 +70,13 @@ def test_nan_and_infinity_fail(value):
         compare(np.asarray(value), np.asarray(value), tolerance=1e-10)
 
 
+@pytest.mark.parametrize("relation", ["==", "<="])
+@pytest.mark.parametrize("right", [[np.inf, 1.0], [-np.inf, 1.0], [np.nan, 1.0]])
+def test_a_right_side_that_is_not_finite_allows_nothing(relation, right):
+    with pytest.raises(Disagreement, match="the right side is not finite"):
+        compare(np.zeros(2), np.asarray(right), tolerance=1e-10, relation=relation)
+
+
 @pytest.mark.parametrize("value", [np.float32(1), torch.ones(3), 1, True, 1 + 0j])
 def test_only_double_precision_is_compared(value):
     with pytest.raises(AssertionError, match="float64"):
