@@ -923,7 +923,10 @@ def test_registering(monkeypatch):
     for bad in ("", 3):
         with pytest.raises(ValueError, match="name: got .*; want a name"):
             register(bad)
-    stranger = type("Mine", (LinearAttention,), {"__qualname__": Mine.__qualname__, "__module__": "somewhere.else"})
+    place = {"__qualname__": Mine.__qualname__, "__module__": "somewhere.else"}
+    again = type("Mine", (MultiHeadAttention,), place | {"__doc__": Mine.__doc__})  # in the book and in the library
+    assert register("mine")(again) is again
+    stranger = type("Mine", (LinearAttention,), place | {"__module__": "a.third"})
     with pytest.raises(ValueError, match="want a name that is not taken"):
         register("mine")(stranger)
 
