@@ -9,6 +9,7 @@ __all__ = ['split_heads', 'merge_heads', 'causal_mask', 'padding_mask', 'attenti
 # %% ../nbs/06_attention.ipynb #a5715153
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import NamedTuple
 
 import torch
@@ -592,6 +593,13 @@ class KeyValueCache:
         require(fits, "rows", rows.tolist(), want)
         for kept in self.kept.values():
             kept.copy_(kept.index_select(0, rows))
+
+    def __deepcopy__(self, memo: dict) -> "KeyValueCache":
+        # A copy is of the same layer; beside a copy of its layer, of that.
+        memo.setdefault(id(self._owner), self._owner)
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__ |= deepcopy(self.__dict__, memo)
+        return copied
 
     @property
     def nbytes(self) -> int:

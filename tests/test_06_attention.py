@@ -935,8 +935,9 @@ def test_registering(monkeypatch):
 def test_a_cache_knows_its_layer_in_copies_and_after_it_is_gone():
     layer, x = MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
     cache = layer.make_cache(1, 4)
-    for twin, its in (copy.deepcopy((layer, cache)), pickle.loads(pickle.dumps((layer, cache)))):
-        assert torch.equal(twin(x, causal=True, cache=its), layer(x, causal=True))
+    pairs = [copy.deepcopy((layer, cache)), copy.deepcopy((cache, layer))[::-1], (layer, copy.deepcopy(cache))]
+    for twin, its in (*pairs, pickle.loads(pickle.dumps((layer, cache)))):
+        assert its is not cache and torch.equal(twin(x, causal=True, cache=its), layer(x, causal=True))
     for _ in range(20):  # a new layer may get the place in memory of one that is gone
         cache = MultiHeadAttention(8, 2).make_cache(1, 4)
         with pytest.raises(ValueError, match="cache: got that of another layer"):
