@@ -524,7 +524,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits of the token files and the tokenizer's file: two corpora
+        """Twelve hex digits of the token files and the tokenizer's file. Two corpora
         that share them have the same tokens of the same types."""
         parts = [self.manifest["tokenizer"], *self.manifest["splits"].values()]
         joined = "".join(part["sha256"] for part in parts)
