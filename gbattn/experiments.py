@@ -1605,7 +1605,7 @@ _ONE_PASS_SWEEP = Experiment(
     name="one-pass-sweep",
     question="which learning rate each arm wants when no token is seen twice",
     seeds=(0,),
-    grid={"learning_rate": (2e-3, 4e-3, 8e-3)},
+    grid={"learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
     **_ONE_PASS,
 )
 _PAPER = dict(
