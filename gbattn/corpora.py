@@ -23,6 +23,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -741,9 +742,10 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
     draft = folder.with_name(f"{folder.name}.draft-{uuid.uuid4().hex[:8]}")
     draft.mkdir(parents=True)
     for old in draft.parent.glob(f"{glob.escape(folder.name)}.draft-*"):
-        files = [old, *old.glob("*")]  # what a killed process left
-        if all(time.time() - file.stat().st_mtime > 86_400 for file in files):
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process may finish with it now
+            files = [old, *old.glob("*")]  # what a killed process left
+            if all(time.time() - file.stat().st_mtime > 86_400 for file in files):
+                shutil.rmtree(old, ignore_errors=True)
     try:
         text = _tokenizer_text(rows("train"), recipe)
         tokenizer = train_tokenizer(text, recipe["vocab_size"], recipe["tokenizer"])

@@ -616,8 +616,8 @@ class LanguageModel(nn.Module):
         Notes
         -----
         The tokens are the same with a cache and without, in a batch and alone, but
-        for the rounding of products: in float64 practically always, in float32 about
-        one draw in ten thousand may differ, in half precision more.
+        for the rounding of products, which may part a draw now and then in float32,
+        more often in half precision, and practically never in float64.
         Dropout is off meanwhile. Source: chapter 13.
         """
         self._check_generate(prompt, max_new_tokens, lengths, end)
