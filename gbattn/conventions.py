@@ -76,7 +76,10 @@ SYMBOLS: dict[str, Symbol] = {
     # the one line
     "F": Symbol("F", "the estimate", ("n", "c")),
     "r": Symbol("r", "the residual, target − F", ("n", "c")),
-    "g": Symbol("g", "gate or shrinkage, one number or one for each feature"),
+    "g": Symbol(
+        "g",
+        "gate or shrinkage: one number, or one for each feature, or for each of each token",
+    ),
 }
 
 # %% ../nbs/00_conventions.ipynb #0c55ef8a
