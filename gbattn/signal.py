@@ -37,7 +37,7 @@ def _numbers(name: str, value, want: str, good) -> np.ndarray:
     """Numbers of which `good` holds, as float64."""
     try:
         numbers = np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         require(False, name, repr(value), want)
     holds = np.broadcast_to(good(numbers), numbers.shape)
     if not holds.all():
@@ -62,7 +62,7 @@ def _within_float64(name: str, got: str, want: str):
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             yield
-    except (FloatingPointError, OverflowError):
+    except ArithmeticError:
         require(False, name, f"{got} leaves float64", want)
 
 
@@ -180,12 +180,14 @@ class _Erfs:
         yield self.product * p, np.sqrt(square + apart)
 
     def sizes(self, q, p):
-        return tuple(np.arctan(x / y) @ self.weights for x, y in self._sides(q, p))
+        return tuple(self._mean(np.arctan(x / y)) for x, y in self._sides(q, p))
 
     def slopes(self, q, p):
-        return tuple(
-            (self.product / y) @ self.weights for _, y in self._sides(q, p)
-        )
+        return tuple(self._mean(self.product / y) for _, y in self._sides(q, p))
+
+    def _mean(self, pairs):
+        # Not by @: under Apple's Accelerate it raises flags over finite numbers.
+        return np.einsum("...i,i->...", pairs, self.weights)
 
 
 class _UnitSize:
@@ -284,7 +286,7 @@ class Sigmas(NamedTuple):
     @property
     def mlp(self) -> float:
         """σ₂₁² = σ₂²σ₁² of the feed-forward sublayer."""
-        return self.up**2 * self.down**2
+        return float(self.up) ** 2 * float(self.down) ** 2
 
 
 VIT_B = Sigmas.of_std(0.02, 768, 3072)
@@ -334,8 +336,10 @@ def attention_gain(
         return float(o * v)
     require(is_count(rounds), "rounds", rounds, "a positive integer")
     gate = _number("gate", gate, "a number from 0 to 1", lambda g: 0 <= g <= 1)
+    # (1 + g²σ_V²)^(rounds − 1) − 1, without a 1 in which a small σ would be lost.
+    later = lambda: np.expm1((rounds - 1) * np.log1p(gate**2 * v))
     known = {
-        "residual": lambda: (1 + v) * (1 + gate**2 * v) ** (rounds - 1) - 1,
+        "residual": lambda: v + (1 + v) * later(),
         "input": lambda: v * (1 + (rounds - 1) * gate**2),
         "shared": lambda: v * (1 + (rounds - 1) * gate) ** 2,
     }
@@ -577,6 +581,9 @@ def equiangular_tokens(
     for name, value in (("q0", q0), ("p0", p0)):
         require(is_number(value), name, repr(value), "a number")
     _check_start(q0, p0, n, True)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    require(floating, "dtype", dtype, "a floating dtype")
     where = generator.device if generator is not None else None
     drawn = torch.randn(
         batch_size, d, n, generator=generator, dtype=torch.float64, device=where
@@ -587,7 +594,6 @@ def equiangular_tokens(
         math.sqrt(d * (q0 - p0)),
         math.sqrt(d * max(q0 + (n - 1) * p0, 0.0)),
     )
-    dtype = torch.get_default_dtype() if dtype is None else dtype
     return (apart * (frame - mean) + together * mean).to(dtype=dtype, device=device)
 
 # %% ../nbs/12_signal.ipynb #1e53c9f9
@@ -745,7 +751,9 @@ def _bar(steps, progress: bool):
 
 def _size_and_overlap(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean over the batch of |x_a|²/d and of x_a·x_b/d, for x (…, T, D)."""
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    # The square of a small gradient underflows in single precision.
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    x = x.detach().to(wide)
     n, d = x.shape[-2:]
     square = x.square().sum((-2, -1))
     cross = x.sum(-2).square().sum(-1) - square
@@ -771,9 +779,9 @@ class Measurement(NamedTuple):
 
 def _collect(states, probes) -> Measurement:
     """Means over the draws of what was seen at each depth."""
-    q, p = (torch.stack(found).double().cpu() for found in zip(*states))
+    q, p = (torch.stack(found).cpu().double() for found in zip(*states))
     J, K = (
-        torch.stack(found).double().cpu() for found in zip(*probes)
+        torch.stack(found).cpu().double() for found in zip(*probes)
     )  # (L + 1, draws)
     draws = J.shape[1]
     error = (
@@ -782,6 +790,7 @@ def _collect(states, probes) -> Measurement:
     return Measurement(q, p, J.mean(1), K.mean(1), error)
 
 
+@torch.inference_mode(False)
 def measure(
     blocks: Sequence[nn.Module],
     x: torch.Tensor,
@@ -848,7 +857,7 @@ def measure(
     )  # (draws, B, T, D)
     run = _backward if direction == "backward" else _forward
     with _in_eval_mode(*blocks):
-        return run(blocks, x.detach(), probes, causal, progress)
+        return run(blocks, x.detach().clone(), probes, causal, progress)
 
 # %% ../nbs/12_signal.ipynb #b8777986
 def _backward(blocks, x, probes, causal, progress) -> Measurement:
@@ -911,6 +920,7 @@ def _probed(probes: torch.Tensor, l: int):
 
 # %% ../nbs/12_signal.ipynb #e35f57be
 #| code-fold: true
+@torch.inference_mode(False)
 def exact_norms(
     blocks: Sequence[nn.Module],
     x: torch.Tensor,
@@ -955,7 +965,7 @@ def exact_norms(
     depths = range(len(blocks) + 1)
     sets, sizes = [], []
     with _in_eval_mode(*blocks):
-        for h in x.detach().split(1):
+        for h in x.detach().clone().split(1):
             chain, states = [], [_size_and_overlap(h)]
             for l, block in enumerate(blocks):
                 with torch.enable_grad():
@@ -981,8 +991,8 @@ def exact_norms(
             sets.append(norms if direction == "forward" else norms.flip(0))
             sizes.append(torch.stack([torch.stack(pair) for pair in states]))
     (J, K), (q, p) = (
-        torch.stack(sets).mean(0).double().cpu().T,
-        torch.stack(sizes).mean(0).double().cpu().T,
+        torch.stack(sets).mean(0).cpu().double().T,
+        torch.stack(sizes).mean(0).cpu().double().T,
     )
     return Measurement(q, p, J, K, torch.zeros_like(q))
 
@@ -1080,6 +1090,7 @@ def stretched_exponential(
         above = ov * p + mlp * float(relu_kernels(p)[0]) > c * grown(p)
         low, high = (c, high) if above else (low, c)
     p = overlap(low)
-    return Stretched(
-        low, p, grown(p), grown(p) / (slope[normalizer] * alpha * mlp) ** 2
-    )
+    with _within_float64("alpha, sigmas", "numbers whose λ", "numbers nearer 1"):
+        steep = np.float64(alpha) * slope[normalizer] * mlp
+        length = float(grown(p) / steep**2)
+    return Stretched(low, p, grown(p), length)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from claims import Disagreement, claim, compare
+from gbattn import signal
 from gbattn.blocks import Block
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.signal import (
@@ -640,6 +641,52 @@ def test_gains_at_the_corners():
     assert unit == [1.25, 1.5, 2.25]
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+@pytest.mark.parametrize("value", [1e-50, 1e-9, 1e-3, 1.0])
+def test_a_small_scale_is_not_lost_in_the_gain(value, rounds):
+    """Against whole numbers; the exponent of growth is made of it."""
+    v = Fraction(value) ** 2
+    want = float((1 + v) * (1 + v / 9) ** (rounds - 1) - 1)
+    told = dict(rounds=rounds, gate=Fraction(1, 3))
+    assert attention_gain(Sigmas(value), "boosted", **told) == pytest.approx(want, rel=1e-14)
+    half = value**2 / 2
+    found = power_law_exponent(Sigmas(value, up=value), "boosted", **told)
+    assert found == pytest.approx(half / (half + want), rel=1e-14)
+
+
+@pytest.mark.parametrize("kv_from", ["residual", "input", "shared"])
+def test_a_boosted_stack_is_one_of_attention_with_its_gain(kv_from):
+    """The options reach the recursion and both limits."""
+    told = dict(attention="boosted", rounds=3, kv_from=kv_from, gate=0.7)
+    s = Sigmas(0.9, 0.8, 1.1, 0.7)
+    same = s._replace(value=math.sqrt(attention_gain(s, **told)), out=1.0)
+    for name in ("layernorm", "derf"):
+        one, two = recursion(6, normalizer=name, sigmas=s, n=9, **told), recursion(6, normalizer=name, sigmas=same, n=9)
+        for a, b in zip((one.q, one.forward_J, one.backward_K), (two.q, two.forward_J, two.backward_K)):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert power_law_exponent(s, **told) == pytest.approx(power_law_exponent(same))
+    assert stretched_exponential(0.5, s, **told) == pytest.approx(stretched_exponential(0.5, same))
+
+
+def test_scales_may_be_numbers_of_numpy():
+    assert Sigmas(up=np.int32(50_000)).mlp == 2.5e9
+    assert Sigmas(up=np.float16(300)).mlp == 9e4
+
+
+def test_flags_that_blas_raises_over_finite_numbers_are_no_error(monkeypatch):
+    """As under Apple's Accelerate, numpy issue 28687."""
+
+    class Flagged(np.ndarray):
+        def __rmatmul__(self, other):
+            raise FloatingPointError("divide by zero encountered in matmul")
+
+    want = normalizer_kernels("dyt", 1.0, 0.5)
+    maps = signal._KERNELS["dyt"](np.float64(0.5))
+    maps.weights = maps.weights.view(Flagged)
+    monkeypatch.setitem(signal._KERNELS, "dyt", lambda alpha: maps)
+    assert normalizer_kernels("dyt", 1.0, 0.5) == pytest.approx(want)
+
+
 # ---- networks ----
 
 
@@ -711,6 +758,50 @@ def test_measure_takes_any_modules_and_leaves_them_as_they_were():
     assert measure(list(net), x, draws=1, progress=False).error.isnan().all()
     with torch.no_grad():
         assert measure(tuple(net), x, draws=2, progress=True).J.isfinite().all()
+
+
+BOTH_WAYS = pytest.mark.parametrize("direction", ["backward", "forward"])
+
+
+@BOTH_WAYS
+def test_causality_reaches_every_block(direction):
+    block, x = initialize(stack(2), Sigmas()), torch.randn(2, 5, 16, dtype=F64)
+    told = dict(direction=direction, draws=2, progress=False)
+    seen = lambda blocks, **causal: measure(blocks, x, generator=torch.Generator().manual_seed(0), **told, **causal)
+    bound = [Broken(partial(b, causal=True)) for b in block]
+    torch.testing.assert_close(seen(block, causal=True), seen(bound))
+    assert not torch.allclose(seen(block, causal=True).J, seen(block).J)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-13, 1e13])
+def test_squares_that_single_precision_does_not_hold_are_measured(scale, dtype, direction):
+    """Each of two layers multiplies by the scale: J and K grow by its square."""
+    net, x = [Broken(lambda x: scale * x)] * 2, torch.randn(1, 3, 4).to(dtype)
+    told, growth = dict(direction=direction), scale ** torch.tensor([4.0, 2.0, 0.0], dtype=F64)
+    growth = growth if direction == "backward" else growth.flip(0)
+    rtol = {torch.float32: 1e-5, torch.bfloat16: 0.1}[dtype]
+    torch.testing.assert_close(exact_norms(net, x, **told).J, growth, rtol=rtol, atol=0)
+    found = measure(net, x, generator=torch.Generator().manual_seed(0), progress=False, **told)
+    start = -1 if direction == "backward" else 0
+    for norm in (found.J, found.K):
+        torch.testing.assert_close(norm, norm[start] * growth, rtol=rtol, atol=0)
+    size = x.double().square().mean() * scale ** torch.tensor([0.0, 2.0, 4.0], dtype=F64)
+    torch.testing.assert_close(found.q, size, rtol=rtol, atol=0)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    "ask", [partial(measure, draws=2, progress=False), exact_norms], ids=["measure", "exact_norms"]
+)
+def test_inference_mode_does_not_hide_the_derivative(ask, direction):
+    net, x = stack(2), torch.randn(2, 4, 16, dtype=F64)
+    want = (torch.manual_seed(0), ask(net, x, direction=direction))[1]
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        found = ask(net, x.clone(), direction=direction)
+    torch.testing.assert_close(found, want)
 
 
 def test_a_linear_stack_has_the_norm_of_its_product():
@@ -828,6 +919,7 @@ FAULTS = [
     (lambda: recursion(3, p0=-0.5, n=4), "p0: got -0.5; want an overlap from −q0/"),
     (lambda: recursion(3, n=1), "n: got 1; want an integer of at least 2, or math.inf"),
     (lambda: recursion(3, n=2.5), "n: got 2.5"),
+    (lambda: recursion(3, n=10**400), "n: got 10+; want numbers"),
     (lambda: recursion(3, alpha=0), "alpha: got 0"),
     (
         lambda: recursion(9999, normalizer="derf", alpha=2, sigmas=VIT_B.times(6)),
@@ -836,6 +928,8 @@ FAULTS = [
     (lambda: power_law_exponent(Sigmas(0, 0, 0, 0)), "sigmas: got sublayers that add nothing"),
     (lambda: stretched_exponential(1.0, Sigmas(up=0)), "sigmas: got a feed-forward sublayer that adds nothing"),
     (lambda: stretched_exponential(0, VIT_B), "alpha: got 0; want a finite slope"),
+    (lambda: stretched_exponential(1, Sigmas(up=1e40, down=1e40)), "alpha, sigmas: got numbers whose λ leaves float64"),
+    (lambda: stretched_exponential(1e-200, VIT_B), "alpha, sigmas: got numbers whose λ leaves float64"),
     (lambda: stretched_exponential([1, 2], VIT_B), r"alpha: got \[1, 2\]; want a finite slope"),
     (lambda: stretched_exponential(1, VIT_B, normalizer="layernorm"), "normalizer: got 'layernorm'"),
     (lambda: equiangular_tokens(1, 4), "n: got 1; want an integer of at least 2"),
@@ -843,6 +937,7 @@ FAULTS = [
     (lambda: equiangular_tokens(3, 4, p0=-0.6), "p0: got -0.6"),
     (lambda: equiangular_tokens(3, 4, q0=[1.0, 2.0]), r"q0: got \[1.0, 2.0\]; want a number"),
     (lambda: equiangular_tokens(3, 4, batch_size=0), "batch_size: got 0"),
+    (lambda: equiangular_tokens(3, 4, dtype=torch.int64), "dtype: got torch.int64; want a floating dtype"),
     (lambda: initialize(LINEAR, VIT_B), "blocks: got block 0 with a Linear '', whose scale"),
     (lambda: initialize([Block(4, 2)], VIT_B, alpha=0.5), "alpha: got 0.5 for blocks without DyT or Derf"),
     (lambda: initialize([Block(4, 2, normalizer="dyt")], VIT_B, alpha=-1.0), "alpha: got -1"),
