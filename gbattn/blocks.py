@@ -222,6 +222,7 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         require(is_count(d_model), "d_model", d_model, "a positive integer")
+        d_model = int(d_model)  # one of NumPy overflows, and does not compile
         activation = _choice("kind", kind, _ACTIVATIONS)
         gated = kind == "swiglu"
         if d_hidden is None:
@@ -375,6 +376,7 @@ class Block(nn.Module):
         )
         _check_probability("dropout", dropout)
         super().__init__()
+        d_model = int(d_model)
         where = dict(device=device, dtype=dtype)
         made = dict(bias=bias, **where)
         self.d_model, self.norm, self.place = d_model, norm, place

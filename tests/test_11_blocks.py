@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as nnf
@@ -383,6 +384,17 @@ def test_default_widths(d_model, hidden):
     assert hidden - 8 < 8 * d_model / 3 and hidden % 8 == 0
     assert FeedForward(d_model, device="meta").up.out_features == 4 * d_model
     assert Block(d_model, 1, d_ffn=7, device="meta").ffn.up.out_features == 7
+
+
+@pytest.mark.parametrize("kind", FFNS)
+@pytest.mark.parametrize("number", [np.uint8, np.int8, np.int64])
+def test_widths_of_numpy_are_widths(number, kind):
+    """They neither overflow in the default width nor keep a block from compiling."""
+    wide = [FeedForward(d, kind=kind, device="meta").up.out_features for d in (96, number(96))]
+    assert wide[0] == wide[1]
+    torch._dynamo.reset()
+    block, x = Block(number(8), 2, ffn=kind), tokens(dtype=torch.float32)
+    assert torch.allclose(torch.compile(block, fullgraph=True, backend="eager")(x), block(x), atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "squash"), [(DyT, torch.tanh), (Derf, torch.erf)])
