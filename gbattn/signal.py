@@ -666,10 +666,13 @@ def initialize(
     for _, name, module in parts:
         if isinstance(module, Gate):
             module.open_halfway()
+        elif isinstance(module, DyT | Derf):  # whose reset would set the slope too
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+            if alpha is not None:
+                nn.init.constant_(module.alpha, alpha)
         elif isinstance(module, known):
             module.reset_parameters()
-            if alpha is not None and isinstance(module, DyT | Derf):
-                nn.init.constant_(module.alpha, alpha)
         elif drawn(name, module):
             std = scale[name.rpartition(".")[2]] / math.sqrt(module.in_features)
             nn.init.normal_(module.weight, 0, std, generator=generator)

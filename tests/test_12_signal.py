@@ -852,6 +852,18 @@ def test_initialize_gives_the_variances_and_is_seeded():
     assert all(torch.equal(first[k], v) for k, v in blocks[0].state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["dyt", "derf"])
+def test_a_slope_that_is_not_given_is_left_as_it_is(name):
+    blocks = initialize([Block(8, 2, normalizer=name)], VIT_B, alpha=1.5)
+    norms = blocks[0].attention_norm, blocks[0].ffn_norm
+    for norm, slope in zip(norms, (1.5, 0.7)):
+        for weight, value in ((norm.alpha, slope), (norm.weight, 3.0), (norm.bias, 2.0)):
+            nn.init.constant_(weight, value)
+    initialize(blocks, VIT_B)
+    for norm, slope in zip(norms, (1.5, 0.7)):
+        assert norm.alpha.item() == pytest.approx(slope) and (norm.weight == 1).all() and (norm.bias == 0).all()
+
+
 @pytest.mark.parametrize("direction", ["backward", "forward"])
 def test_blocks_that_work_in_place_leave_the_tokens_alone(direction):
     x = torch.randn(2, 5, 8, dtype=F64)
