@@ -7,7 +7,8 @@ and the median over the turns counts, of the times and of their ratios. Before a
 exactly its layer's products, and each naive form must give its layer's answer. On a CPU everything is timed in a
 process that keeps the memory it frees, so that arithmetic is compared; before that, at T = 256 and 1024, torch's own,
 three layers and their naive forms also as a program has them that asks for nothing: it returns memory to the system and
-pays for getting it again. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16), also with ``--compile``.
+pays for getting it again. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16), also with ``--compile``,
+which leaves decoding out.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as nnf
-from measuring import Times, keep_memory, page_faults, peak_bytes, return_memory, take_turns
+from measuring import Times, counted, keep_memory, page_faults, peak_bytes, return_memory, take_turns
 from torch import nn
 
 import gbattn.attention
@@ -32,6 +33,7 @@ SHAPES = ((32, 256, 256, 4), (4, 1024, 768, 12), (1, 4096, 512, 8))
 RUNS, PATIENCE = {256: 15, 1024: 9, 4096: 9}, 3
 PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
 WITH_NAIVE = ("multi_head", "twicing", "boosted residual feature")
+MEMORY = ("returned", "kept")  # in this order: a process that has begun to keep its memory goes on
 KV_FROM, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
 DECODED, POSITIONS = (1, 512, 8), (128, 512, 1024, 2048, 4096)
 AIMS = {"multi_head": 1.03, "twicing": 1.06, "boosted": 1.06}  # at most this many times the floor
@@ -76,18 +78,20 @@ def floor(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @functools.cache
-def later(T: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
-
-
-def naive_attend(q, k, v, *, causal, mask=None, dropout_p=0.0):
+def naive_attend(T: int, device: torch.device) -> Callable:
     """One look that builds its T × T matrix, as the formula says it."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    return scores.masked_fill_(later(q.shape[2], q.device), float("-inf")).softmax(-1) @ v
+    later = torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
+
+    def attend(q, k, v, *, causal, mask=None, dropout_p=0.0):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return scores.masked_fill_(later, float("-inf")).softmax(-1) @ v
+
+    return attend
 
 
-def naive(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with mock.patch.object(gbattn.attention, "attend", naive_attend):
+def naive(layer: Callable, x: torch.Tensor) -> torch.Tensor:
+    # Outside what is compiled, since a compiler cannot look at a patch; it notices the other function.
+    with mock.patch.object(gbattn.attention, "attend", naive_attend(x.shape[1], x.device)):
         return layer(x, causal=True)
 
 
@@ -97,22 +101,36 @@ def torchs_own(D: int, H: int, T: int, device: torch.device, dtype: torch.dtype)
     return lambda x: layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
 
 
+def compiled(method: Callable) -> Callable:
+    """The method compiled, or an error: never in part, nor for sizes that may change.
+
+    Its code is its own: torch compiles the same code eight times, and whoever comes next would run uncompiled.
+    """
+
+    def call(*given, **options):
+        return method(*given, **options)
+
+    call.__code__ = call.__code__.replace()
+    return torch.compile(call, dynamic=False, fullgraph=True)
+
+
 # ---- Layers ----
 
 
 def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argparse.Namespace) -> dict[str, Callable]:
     """Functions of x: torch's own, each layer, its floor, and the naive form of those that have one. Where memory is
     returned, only those with a naive form, and no floor."""
-    methods = {"nn.MultiheadAttention": torchs_own(D, H, T, options.device, options.dtype)}
+    ready = compiled if options.compile else lambda method: method
+    methods = {"nn.MultiheadAttention": ready(torchs_own(D, H, T, options.device, options.dtype))}
     for name, layer in made.items():
         if memory == "returned" and name not in WITH_NAIVE:
             continue
-        methods[name] = functools.partial(layer, causal=True)
+        methods[name] = ready(functools.partial(layer, causal=True))
         if memory != "returned" and name != "linear":
-            methods[f"{name} floor"] = functools.partial(floor, layer)
+            methods[f"{name} floor"] = ready(functools.partial(floor, layer))
     for name in WITH_NAIVE:
-        methods[f"{name} naive"] = functools.partial(naive, made[name])
-    return {name: torch.compile(method) for name, method in methods.items()} if options.compile else methods
+        methods[f"{name} naive"] = functools.partial(naive, ready(made[name]))
+    return methods
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
@@ -173,9 +191,9 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
     runs = options.runs or RUNS[T]
     torch.manual_seed(0)
     made = layers(D, H, options.whole or shape == SHAPES[0])
+    demand_the_same(made, torch.randn(1, 64, D, requires_grad=True))  # in float32: in bfloat16 too much would pass
     made = {name: layer.to(options.device, options.dtype) for name, layer in made.items()}
     x = torch.randn(B, T, D, device=options.device, dtype=options.dtype, requires_grad=True)
-    demand_the_same(made, x[:1, :64].detach().requires_grad_())
     methods = methods_of(made, D, H, T, memory, options)
     tasks = {
         "forward": ({name: functools.partial(method, x) for name, method in methods.items()}, torch.no_grad),
@@ -184,7 +202,8 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
     measured = {name: {} for name in methods}
     for task, (calls, context) in tasks.items():
         with context():
-            for name, call in calls.items():  # the first call of each, which is not timed
+            for name, call in calls.items():
+                call()  # the first is not timed; it may compile, and leaves gradients that stay
                 measured[name][f"{task}_peak_bytes"] = peak_bytes(call, options.device)
             for layer, group in groups_of(calls).items():
                 times = take_turns(
@@ -292,15 +311,22 @@ def one_step(layer: nn.Module, cache, x: torch.Tensor, position: int) -> torch.T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, help="timed runs of each method at least (default: 15 at T = 256, else 7)")
+    runs = "timed runs of each method at least (default: 15 at T = 256, else 9; 7 of decoding)"
+    parser.add_argument("--runs", type=counted, help=runs)
     parser.add_argument("--whole", action="store_true", help="every pair of kv_from and gate at every shape")
-    parser.add_argument("--shapes", type=int, nargs="*", default=[0, 1, 2], help="which of the three shapes")
-    parser.add_argument("--memory", nargs="*", choices=("returned", "kept"), help="one way only (default: as above)")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu (default) or cuda")
-    parser.add_argument("--dtype", help="float32 (default on a CPU) or bfloat16 (default on a GPU)")
-    parser.add_argument("--compile", action="store_true", help="compile every method")
+    parser.add_argument(
+        "--shapes", type=int, nargs="*", choices=range(3), default=[0, 1, 2], help="which of the three shapes"
+    )
+    parser.add_argument("--memory", nargs="*", choices=MEMORY, help="on a CPU, one way only (default: as above)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    dtypes = ("float32", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, help="default: float32 on a CPU, bfloat16 on a GPU")
+    parser.add_argument("--compile", action="store_true", help="compile every method, and leave decoding out")
     options = parser.parse_args()
-    gpu = options.device.type == "cuda"
+    gpu = options.device == "cuda"
+    if gpu and options.memory:
+        parser.error("--memory is for a CPU: a GPU's allocator keeps memory anyway")
+    options.device = torch.device(options.device)
     dtype = options.dtype or ("bfloat16" if gpu else "float32")
     options.dtype = getattr(torch, dtype)
     options.wait = torch.cuda.synchronize if gpu else lambda: None
@@ -313,14 +339,18 @@ def main() -> None:
         if not (gpu or options.compile or options.dtype != torch.float32)
         else (f"{options.device.type} {dtype} {'compiled ' if options.compile else ''}")
     )
-    for memory in options.memory or (["kept"] if gpu else ["returned", "kept"]):
+    wanted = options.memory or (["kept"] if gpu else MEMORY)
+    for memory in filter(wanted.__contains__, MEMORY):
         if memory == "kept" and not gpu and not keep_memory():
             print("\nthis C library cannot be told to keep memory: the ratios below contain page faults")
             memory = "not kept"
         for shape in (SHAPES[index] for index in options.shapes):
             if memory != "returned" or shape[1] in NAIVE_AIMS:
                 benchmark_layers(shape, memory, options)
-    benchmark_decoding(options)
+    if not options.compile:
+        if not gpu:
+            keep_memory()
+        benchmark_decoding(options)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the benchmarks share: methods that take turns, their times and ratios, and the memory they need."""
 
+import argparse
 import ctypes
 import itertools
 import json
@@ -21,6 +22,14 @@ from torch.profiler import ProfilerActivity, profile
 # A library's threads spin for a while after their work and take a core from whoever comes next, and threads that
 # sleep take long to wake. So each turn begins with this many seconds of the method itself, untimed.
 SETTLE = 0.1
+
+
+def counted(text: str) -> int:
+    """Read a number of runs for a command line: at least one, or nothing is measured."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
 
 
 class Ratio(NamedTuple):
