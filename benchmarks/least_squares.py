@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from measuring import take_turns
+from measuring import counted, take_turns
 from sklearn.linear_model import LinearRegression
 
 from gbattn.conventions import Record
@@ -90,7 +90,7 @@ def benchmark_causal_attention(runs: int, largest_quadratic: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=7, help="timed runs of each method (default 7)")
+    parser.add_argument("--runs", type=counted, default=7, help="timed runs of each method (default 7)")
     parser.add_argument(
         "--largest-quadratic", type=int, default=16_384, help="longest T for the form with a T × T matrix"
     )

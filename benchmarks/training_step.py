@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as nnf
-from measuring import Times, peak_bytes, take_turns
+from measuring import Times, counted, peak_bytes, take_turns
 from torch import nn
 
 from gbattn.attention import merge_heads, split_heads
@@ -39,6 +39,7 @@ ARMS = {
     "boosted input": ("boosted", {"kv_from": "input"}),
     "boosted shared head": ("boosted", {"kv_from": "shared", "gate": "head"}),
 }
+STANDARD = ("standard", "standard plain", "standard products")  # what an arm's own are compared with
 RUNS = {"small": 15, "published": 5, "quick": 1}
 PATIENCE = {"small": 3, "published": 1, "quick": 1}
 PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
@@ -223,10 +224,10 @@ def textbook_step(run: _Run, shape: tuple, device: torch.device, precision: str,
         with autocast(device, precision):
             logits = called(inputs)
             loss = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        optimizer.zero_grad()  # at the end, as in every step here: gradients are part of what a step needs
         loss.item()
 
     return step
@@ -286,7 +287,7 @@ def steps_of(arm: str, shape: tuple, tokens: np.ndarray, options, precision: str
 def group_of(arm: str, calls: dict) -> dict[str, Callable]:
     """The calls that take turns: those of an arm, and the standard ones that it is compared with."""
     mine = {name: call for name, call in calls.items() if name.startswith(arm)}
-    also = ("textbook", "textbook compiled") if arm == "standard" else ("standard", "standard plain")
+    also = ("textbook", "textbook compiled") if arm == "standard" else STANDARD
     return mine | {name: calls[name] for name in also if name in calls}
 
 
@@ -298,7 +299,7 @@ def comparisons(arm: str, group: dict) -> Iterator[tuple[str, str, str]]:
         for textbook in ("textbook", "textbook compiled"):
             pairs += [(textbook, arm, "over_standard"), (textbook, f"{arm} compiled", "over_standard_compiled")]
     else:
-        pairs += [(arm, "standard", "over_standard"), (f"{arm} plain", "standard plain", "over_standard")]
+        pairs += [(standard.replace("standard", arm), standard, "over_standard") for standard in STANDARD]
     yield from (pair for pair in pairs if {*pair[:2]} <= group.keys())
 
 
@@ -358,7 +359,7 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
         for arm in ARMS:
             group = group_of(arm, calls)
             times = turns(group, runs, patience=PATIENCE[name], enough=functools.partial(known, arm))
-            for method in group.keys() - ({"standard", "standard plain"} if arm != "standard" else set()):
+            for method in group.keys() - (set(STANDARD) if arm != "standard" else set()):
                 found[method] |= times[method].spread | {"turns": len(times[method].seconds)}
             for method, beneath, field in comparisons(arm, group):
                 for end, value in times[method].over(times[beneath])._asdict().items():
@@ -368,8 +369,8 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
             numbers["tokens_per_second"] = B * T / numbers["median_seconds"]
             if method in predicted:
                 numbers["training_flops"] = predicted[method]
-            if method.removesuffix(" plain") in predicted:
-                numbers["predicted_ratio"] = predicted[method.removesuffix(" plain")] / predicted["standard"]
+            if (of := method.removesuffix(" plain").removesuffix(" products")) in predicted:
+                numbers["predicted_ratio"] = predicted[of] / predicted["standard"]
             settings = sizes | {"precision": precision, "method": method, "runs": runs}
             save("benchmark-training-step", f"{name} {precision} {method}", settings, numbers, options)
         show(name, precision, found)
@@ -420,11 +421,12 @@ def interval(numbers: dict, field: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, help="timed runs of each method at least (default: small 15, published 5)")
+    runs = "timed runs of each method at least (default: small 15, published 5)"
+    parser.add_argument("--runs", type=counted, help=runs)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
     parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")
-    parser.add_argument("--device", type=torch.device, help="cpu or cuda; by default what accelerate finds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default what accelerate finds")
     parser.add_argument("--folder", help="where records go; by default results/")
     parser.add_argument("--quick", action="store_true", help="a tiny shape, once: does everything still run?")
     options = parser.parse_args()
@@ -433,7 +435,7 @@ def main() -> None:
     from accelerate import Accelerator
 
     found = Accelerator().device
-    if options.device is not None and options.device.type != found.type:
+    if found.type not in ("cpu", "cuda") or options.device not in (None, found.type):
         raise SystemExit(f"accelerate finds {found.type}; set ACCELERATE_USE_CPU=true to keep off a GPU")
     options.device = found
     gpu = found.type == "cuda"

@@ -1,13 +1,22 @@
-"""How the benchmarks take turns, and what they make of the times. Nothing here is timed."""
+"""How the benchmarks take turns, what they make of the times, and that they measure what they say.
+
+Nothing here is timed.
+"""
 
 import math
 import random
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+import attention_layers
+import least_squares
+import training_step
 from measuring import Times, take_turns
 
 
@@ -42,3 +51,121 @@ def test_turns_alternate_and_go_on_until_the_times_are_enough():
     assert [len(times.seconds) for times in timed.values()] == [4, 4]
     assert len(take_turns(methods, 2, settle=0.0, patience=3, enough=lambda times: False)["b"].seconds) == 6
     assert len(take_turns(methods, 2, settle=0.0)["b"].seconds) == 2
+
+
+# ---- Layers ----
+
+
+def layer_options(**changed):
+    options = {"device": torch.device("cpu"), "dtype": torch.float32, "compile": False, "runs": 1, "whole": False}
+    return SimpleNamespace(**options | changed)
+
+
+def test_every_method_is_compiled_and_none_a_second_time(monkeypatch):
+    B, T, D, H = 1, 8, 16, 2
+    programs, name = Counter(), None
+
+    def backend(graph, inputs):
+        programs[name] += 1
+        return graph
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda method, **how: real(method, backend=backend, **how))
+    made, x = attention_layers.layers(D, H, False), torch.randn(B, T, D)
+    methods = attention_layers.methods_of(made, D, H, T, "kept", layer_options(compile=True))
+    uncompiled = attention_layers.methods_of(made, D, H, T, "kept", layer_options())
+    for _ in range(2):
+        for name, method in methods.items():
+            with torch.no_grad():
+                answer = method(x)
+                if name != "nn.MultiheadAttention":  # has weights of its own each time
+                    torch.testing.assert_close(answer, uncompiled[name](x))
+    assert len(methods) > 8 and programs == dict.fromkeys(methods, 1)
+
+
+def test_a_naive_form_that_is_none_is_found_in_half_precision_too(monkeypatch):
+    right = attention_layers.naive
+    monkeypatch.setattr(attention_layers, "naive", lambda layer, x: 1.2 * right(layer, x))
+    monkeypatch.setattr(attention_layers, "methods_of", lambda *given: pytest.fail("nothing is wrong, it says"))
+    with pytest.raises(SystemExit, match="naive form differ"):
+        attention_layers.benchmark_layers((1, 64, 16, 2), "kept", layer_options(dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the benchmark of the layers goes through for these arguments."""
+
+    def run(*arguments):
+        done = []
+        monkeypatch.setattr(sys, "argv", ["attention_layers.py", *arguments])
+        monkeypatch.setattr(attention_layers, "keep_memory", lambda: done.append("memory is kept") or True)
+        monkeypatch.setattr(attention_layers, "benchmark_layers", lambda shape, memory, options: done.append(memory))
+        monkeypatch.setattr(attention_layers, "benchmark_decoding", lambda options: done.append("decoding"))
+        attention_layers.main()
+        return done
+
+    return run
+
+
+def test_memory_is_returned_before_it_is_kept(told):
+    whole = ["returned", "memory is kept", "kept", "memory is kept", "decoding"]
+    assert told("--shapes", "0") == told("--shapes", "0", "--memory", "kept", "returned") == whole
+
+
+def test_decoding_is_timed_with_memory_kept_or_not_at_all(told):
+    assert told("--shapes", "0", "--memory", "returned") == ["returned", "memory is kept", "decoding"]
+    assert told("--shapes", "0", "--memory", "returned", "--compile") == ["returned"]
+
+
+# ---- Training steps ----
+
+
+def test_the_textbook_keeps_no_gradients_between_steps(monkeypatch):
+    """Else its memory would be counted from a higher level than that of the others."""
+    models = []
+
+    class Textbook(training_step.Textbook):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            models.append(self)
+
+    monkeypatch.setattr(training_step, "Textbook", Textbook)
+    B, T, D, H, layers, V = shape = training_step.SHAPES["quick"]
+    batch = torch.randint(V, (2, B, T))
+    run = SimpleNamespace(stream=SimpleNamespace(batch=lambda step: batch))
+    step = training_step.textbook_step(run, shape, torch.device("cpu"), "no", False)
+    before = [parameter.detach().clone() for parameter in models[0].parameters()]
+    step()
+    assert all(parameter.grad is None for parameter in models[0].parameters())
+    assert not any(torch.equal(a, b) for a, b in zip(before, models[0].parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("found", "arguments"), [("mps", []), ("cuda", ["--device", "cpu"])])
+def test_a_device_that_cannot_be_timed_is_refused(monkeypatch, found, arguments):
+    accelerate = pytest.importorskip("accelerate")
+    monkeypatch.setattr(accelerate, "Accelerator", lambda: SimpleNamespace(device=torch.device(found)))
+    monkeypatch.setattr(training_step, "benchmark", lambda *given: pytest.fail("was timed"))
+    monkeypatch.setattr(sys, "argv", ["training_step.py", *arguments])
+    with pytest.raises(SystemExit, match="ACCELERATE_USE_CPU=true"):
+        training_step.main()
+
+
+# ---- Command lines ----
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "arguments"),
+    [(module, ["--runs", "0"]) for module in (attention_layers, least_squares, training_step)]
+    + [(attention_layers, ["--shapes", "-1"]), (attention_layers, ["--dtype", "int32"])]
+    + [(attention_layers, ["--device", "cuda", "--memory", "returned"])]
+    + [(module, ["--device", "cuda:1"]) for module in (attention_layers, training_step)],
+    ids=lambda part: part.__name__ if hasattr(part, "__name__") else " ".join(part),
+)
+def test_bad_arguments_are_refused(monkeypatch, capsys, benchmark, arguments):
+    for name in ("benchmark", "benchmark_layers", "benchmark_decoding", "benchmark_regression"):
+        if hasattr(benchmark, name):
+            monkeypatch.setattr(benchmark, name, lambda *given: pytest.fail("was timed"))
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        benchmark.main()
+    assert refused.value.code == 2 and arguments[0] in capsys.readouterr().err
