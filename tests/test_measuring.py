@@ -3,6 +3,7 @@
 Nothing here is timed.
 """
 
+import itertools
 import math
 import random
 import sys
@@ -16,6 +17,7 @@ import torch
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import attention_layers
 import least_squares
+import measuring
 import training_step
 from measuring import Times, take_turns
 
@@ -51,6 +53,13 @@ def test_turns_alternate_and_go_on_until_the_times_are_enough():
     assert [len(times.seconds) for times in timed.values()] == [4, 4]
     assert len(take_turns(methods, 2, settle=0.0, patience=3, enough=lambda times: False)["b"].seconds) == 6
     assert len(take_turns(methods, 2, settle=0.0)["b"].seconds) == 2
+
+
+def test_an_untimed_call_comes_first_however_slow_the_clock(monkeypatch):
+    said, clock = [], itertools.count()
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    take_turns({name: lambda name=name: said.append(name) for name in "ab"}, 2, settle=1e-6)
+    assert said == ["a", "a", "b", "b"] * 2
 
 
 # ---- Layers ----

@@ -146,9 +146,12 @@ def test_a_workflow_calls_commands_that_exist(file):
     assert not unknown, f"{file.name} calls `make {' '.join(unknown)}`, which the Makefile does not have"
 
 
-def test_workflows_ask_for_no_more_than_reading():
+def test_workflows_ask_for_no_more_than_reading_and_publishing():
     for file in WORKFLOWS:
-        assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}, file.name
+        workflow = yaml.safe_load(file.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, file.name
+        asked = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+        assert asked in ({}, {"publish": {"pages": "write", "id-token": "write"}}), file.name
 
 
 def test_every_dependency_is_pinned():
