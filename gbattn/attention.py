@@ -775,8 +775,9 @@ class MultiHeadAttention(nn.Module):
         _check_sizes(d_model, n_heads, n_kv_heads, rotary)
         _check_probability("dropout", dropout)
         self._identity = object()  # what its caches know it by
-        self.d_model, self.n_heads = d_model, n_heads
-        self.n_kv_heads = n_kv_heads or n_heads
+        # NumPy's integers keep a layer from compiling.
+        self.d_model, self.n_heads = int(d_model), int(n_heads)
+        self.n_kv_heads = int(n_kv_heads or n_heads)
         self.dropout, self.rotary = float(dropout), rotary
         made = dict(bias=bias, device=device, dtype=dtype)
         narrow = self.head_width * self.n_kv_heads

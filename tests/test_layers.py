@@ -6,6 +6,7 @@ one family that a model may swap at will.
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -521,6 +522,15 @@ def test_layers_compile_into_one_graph(kind, options):
         assert (compiled(x, **told) - layer(x, **told)).abs().max() < EXACT
         fast, slow = (torch.autograd.grad(f(x, **told).square().sum(), x)[0] for f in (compiled, layer))
         assert (fast - slow).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_sizes_of_numpy_make_the_layer_that_compiles(kind):
+    torch._dynamo.reset()
+    layer, x = layer_of(kind, d_model=np.int64(D), n_heads=np.int64(H), n_kv_heads=np.int64(2)), tokens()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x, causal=True), layer(x, causal=True))
 
 
 @pytest.mark.parametrize("kind", FEW)
