@@ -1777,6 +1777,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             rates_from=_ONE_PASS_SWEEP,
             **_ONE_PASS,
         ),
+        Experiment(
+            name="one-pass-warm",
+            question="the same with three times the warm-up, all at the standard model's rate",
+            seeds=(1, 2, 3),
+            rates_from=_ONE_PASS_SWEEP,
+            rate_of="standard",
+            **_ONE_PASS
+            | dict(
+                train=_ONE_PASS["train"] | dict(warmup_steps=300),
+                arms=(STANDARD, WIDER, BOOSTED),
+            ),
+        ),
         *_rung(48, 295_000, "b26f2a33ff6d", 86, (4e-3, 8e-3, 16e-3), (1, 2, 3)),
         *_rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1,)),
         *_rung(128, 1_453_000, "99fa1767dade", 425, (2e-3, 4e-3, 8e-3), (1,)),
