@@ -1778,6 +1778,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_ONE_PASS,
         ),
         Experiment(
+            name="one-pass-common",
+            question="the same, all at the standard model's rate",
+            seeds=(1, 2, 3),
+            rates_from=_ONE_PASS_SWEEP,
+            rate_of="standard",
+            **_ONE_PASS,
+        ),
+        Experiment(
             name="one-pass-warm",
             question="the same with three times the warm-up, all at the standard model's rate",
             seeds=(1, 2, 3),
