@@ -1608,6 +1608,7 @@ _ONE_PASS_SWEEP = Experiment(
     grid={"learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
     **_ONE_PASS,
 )
+_ONE_PASS_TABLE = _ONE_PASS | dict(seeds=(1, 2, 3), rates_from=_ONE_PASS_SWEEP)
 _PAPER = dict(
     model=dict(max_length=256, d_model=256, n_layers=4, n_heads=4, dropout=0.1),
     train=_PUBLISHED | dict(epochs=15, warmup_steps=1500, learning_rate=3e-4),
@@ -1771,27 +1772,19 @@ EXPERIMENTS: dict[str, Experiment] = {
         _amount("fourfold", 1_840_000, "ff6f8b529b40"),
         _ONE_PASS_SWEEP,
         Experiment(
-            name="one-pass",
-            question="every token seen once",
-            seeds=(1, 2, 3),
-            rates_from=_ONE_PASS_SWEEP,
-            **_ONE_PASS,
+            name="one-pass", question="every token seen once", **_ONE_PASS_TABLE
         ),
         Experiment(
             name="one-pass-common",
             question="the same, all at the standard model's rate",
-            seeds=(1, 2, 3),
-            rates_from=_ONE_PASS_SWEEP,
             rate_of="standard",
-            **_ONE_PASS,
+            **_ONE_PASS_TABLE,
         ),
         Experiment(
             name="one-pass-warm",
             question="the same with three times the warm-up, all at the standard model's rate",
-            seeds=(1, 2, 3),
-            rates_from=_ONE_PASS_SWEEP,
             rate_of="standard",
-            **_ONE_PASS
+            **_ONE_PASS_TABLE
             | dict(
                 train=_ONE_PASS["train"] | dict(warmup_steps=300),
                 arms=(STANDARD, WIDER, BOOSTED),
