@@ -1737,6 +1737,15 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_TUNED,
         ),
         Experiment(
+            name="mini-warm",
+            question="the same with three times the warm-up, all at the standard model's rate",
+            arms=(STANDARD, WIDER, BOOSTED),
+            seeds=(1, 2, 3, 4, 5),
+            rate_of="standard",
+            **_MINI | dict(train=_EPOCHS | dict(warmup_steps=405)),
+            **_TUNED,
+        ),
+        Experiment(
             name="mini-arms",
             question="other equalities, key and value sources, rounds and gates",
             arms=FURTHER_ARMS,
