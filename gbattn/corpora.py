@@ -376,8 +376,9 @@ def _read(argument: str, cure: str, *names, **options) -> Iterator[str]:
 def _from_hub(name: str) -> tuple[_Rows, dict]:
     hub = HUB[name]
     cure = (
-        "a network that reaches the Hugging Face Hub; or open_corpus on a finished cache, carried "
-        "here from a machine that has one; or 'python-docs', which needs no download"
+        "a network that reaches the Hugging Face Hub, and there a dataset that the installed "
+        "`datasets` can read; or the text as a folder of your own; or open_corpus on a finished "
+        "cache, carried here from a machine that has one; or 'python-docs', which needs no download"
     )
 
     def rows(split):

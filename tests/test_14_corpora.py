@@ -852,7 +852,8 @@ for name in ("wikitext-2", "openwebtext"):
     assert len(lines) == 2, done.stderr
     for line, name in zip(lines, ("wikitext-2", "openwebtext")):
         assert line.startswith(f"{name}: got ConnectionError: ")
-        assert "want a network that reaches the Hugging Face Hub; or open_corpus on a finished cache" in line
+        assert "want a network that reaches the Hugging Face Hub, and there a dataset that" in line
+        assert "or open_corpus on a finished cache" in line
 
 
 # ---- Batches ----

@@ -674,7 +674,8 @@ class Exploding(Toy):
             self.after -= 1
         if self.after < 0 and self.training != (self.what == "validation"):
             if self.what == "gradient":
-                return loss + (self.head.bias.sum() - self.head.bias.sum().detach()) * torch.inf
+                zero = self.head.bias.sum() - self.head.bias.sum().detach()
+                return loss + zero.sqrt()  # the loss is what it was, its gradient is not
             return loss * (torch.inf if self.what == "infinite loss" else torch.nan)
         return loss
 
@@ -703,9 +704,7 @@ def test_an_infinite_loss():
 
 
 def test_a_gradient_that_is_not_finite():
-    with pytest.raises(
-        FloatingPointError, match=r"(gradient norm is (inf|nan)|loss is nan) in step 5.*checkpoint is none"
-    ):
+    with pytest.raises(FloatingPointError, match=r"gradient norm is (inf|nan) in step 5.*checkpoint is none"):
         run(Exploding(5, "gradient"), steps=20)
 
 

@@ -27,6 +27,8 @@ from gbattn.conventions import Record
 from gbattn.experiments import (
     BOOSTED,
     EXPERIMENTS,
+    FURTHER_ARMS,
+    MAIN_ARMS,
     MEASURES,
     STANDARD,
     WIDER,
@@ -315,6 +317,42 @@ def test_the_declared_experiments_hold_together(name):
     if {"wider", "boosted_residual"} <= set(rival) and not name.startswith("paper"):
         sizes = [MEASURES["parameters"](rival[arm]) for arm in ("wider", "boosted_residual")]
         assert sizes[0] == pytest.approx(sizes[1], rel=5e-3)
+
+
+def test_the_arms_of_the_small_tables():
+    """Six arms in the main table, and beside it twicing where its authors had it, each equality, more
+    layers, each source of K and V, three rounds and each gate, every rival as equal as it says."""
+    model_of = EXPERIMENTS["mini"].model_of
+    main, further = ({arm.name: arm for arm in arms} for arms in (MAIN_ARMS, FURTHER_ARMS))
+    assert list(main) == ["standard", "twicing", "wider", "boosted_residual", "boosted_input", "wider_flops"]
+    assert set(further) == {
+        *("twicing_last2", "wider_non_embedding", "wider_time", "deeper", "boosted_3"),
+        *("boosted_shared", "boosted_head", "boosted_scalar", "boosted_none"),
+    }
+    last2 = LanguageModel(model_of(further["twicing_last2"]))
+    assert [type(block.attention).__name__ for block in last2.blocks] == 2 * ["MultiHeadAttention"] + 2 * [
+        "TwicingAttention"
+    ]
+    options = {name: model_of(arm).attention_options for name, arm in (main | further).items() if "boosted" in name}
+    assert {of["kv_from"] for of in options.values()} == {"residual", "input", "shared"}
+    assert {of.get("gate", "feature") for of in options.values()} == {"feature", "head", "scalar", "none"}
+    assert options["boosted_3"]["rounds"] == 3
+    boosted = model_of(BOOSTED)
+    for arm, within in ((main["wider_flops"], 1e-2), (further["wider_non_embedding"], 5e-3), (further["deeper"], 0.1)):
+        sizes = [MEASURES[arm.equal_in](config) for config in (model_of(arm), boosted)]
+        assert sizes[0] == pytest.approx(sizes[1], rel=within), arm.name
+    deeper = model_of(further["deeper"])
+    assert deeper.n_layers > boosted.n_layers and deeper.d_model == boosted.d_model
+
+
+def test_the_published_scale():
+    """10 million tokens, as published, and the published sizes."""
+    for name in ("paper", "paper-openwebtext"):
+        experiment = EXPERIMENTS[name]
+        assert experiment.corpus.max_train_tokens == 10_000_000 and experiment.train["epochs"] == 15
+        sizes = {arm.name: MEASURES["parameters"](experiment.model_of(arm)) for arm in experiment.arms}
+        for arm, millions in (("standard", 7.42), ("twicing", 7.42), ("wider", 8.79), ("boosted_residual", 8.73)):
+            assert sizes[arm] == pytest.approx(millions * 1e6, rel=2e-3), arm
 
 
 def test_a_wider_arm_shares_no_weight():
