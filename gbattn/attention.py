@@ -1182,6 +1182,9 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Return a decorator that enters a layer class under a name for
     `make_attention`.
 
+    In a language model, ``reset_parameters(generator)`` of the layer must set all of
+    its parameters and buffers, and these must be floating-point.
+
     Parameters
     ----------
     name : str

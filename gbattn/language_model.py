@@ -9,6 +9,7 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 # %% ../nbs/13_language_model.ipynb #b1ba077d
 import hashlib
 import json
+import math
 import os
 import uuid
 from dataclasses import dataclass, field, fields, replace
@@ -31,6 +32,7 @@ from gbattn.attention import (
 from .blocks import Block, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
+    _check_folder,
     _in_eval_mode,
     is_count,
     is_integer,
@@ -45,6 +47,23 @@ def _has_tangent(*tensors: torch.Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> None:
+    """Whether these are token numbers. A compiler cannot look at them, nor can
+    `torch.func.vmap`, and looking at those on another device would wait for it."""
+    if torch.compiler.is_compiling() or numbers.device.type != "cpu":
+        return
+    try:
+        scored = numbers if blank is None else numbers[numbers != blank]
+        edges = [edge.item() for edge in scored.aminmax()] if scored.numel() else []
+    except RuntimeError:  # from vmap
+        return
+    if edges:
+        low, high = edges
+        also = "" if blank is None else f", or {blank}"
+        want = f"numbers from 0 to {size - 1}{also}"
+        require(0 <= low and high < size, name, f"{low} to {high}", want)
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 def next_token_loss(
@@ -72,6 +91,11 @@ def next_token_loss(
     torch.Tensor
         One number, float32 at least.
 
+    Raises
+    ------
+    ValueError
+        When a target is no row of the head. They are looked at on a CPU only.
+
     Notes
     -----
     In full precision, and where torch has it and it pays, torch's
@@ -79,6 +103,7 @@ def next_token_loss(
     way, so the logits (N, V) never exist: one backward pass, no second derivatives,
     no ``torch.func.grad``. Source: chapter 13.
     """
+    _check_numbers("targets", targets, weight.shape[0], blank=-100)
     rows = 256 if h.device.type == "cpu" else 2048
     dtype = _compute_dtype(h.device, h.dtype)
     large = h.shape[0] * weight.shape[0] > 2**20
@@ -162,7 +187,7 @@ class ModelConfig:
     bias : bool
         Whether linear layers have biases. The head has none.
     init_std : float
-        Standard deviation of every matrix at the start.
+        Standard deviation of every matrix at the start, but of gates, which start at 0.
     overrides : dict
         For a layer, by its number from 0, what differs there: any of ``attention``,
         ``attention_options``, ``norm``, ``normalizer``, ``ffn``, ``d_ffn`` and
@@ -285,6 +310,9 @@ class ModelConfig:
             want = f"options that {options['attention']!r} takes"
             got = str(error).split(") got ")[-1]
             require(False, "attention_options", got, want)
+        except RuntimeError as error:  # of torch, when bytes overflow
+            got = f"sizes that torch refuses ({error})"
+            require(False, "config", got, "smaller ones")
 
     @property
     def normalizes_last(self) -> bool:
@@ -323,19 +351,6 @@ def _check_seed(seed: int) -> None:
 def _seed_of(seed: int, name: str) -> int:
     """A seed for a name, the same on every machine."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4])
-
-
-def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> None:
-    """Whether these are token numbers. A compiler cannot look at them, and looking
-    at those on another device would wait for it."""
-    if torch.compiler.is_compiling() or numbers.device.type != "cpu":
-        return
-    scored = numbers if blank is None else numbers[numbers != blank]
-    if scored.numel():
-        low, high = (edge.item() for edge in scored.aminmax())
-        also = "" if blank is None else f", or {blank}"
-        want = f"numbers from 0 to {size - 1}{also}"
-        require(0 <= low and high < size, name, f"{low} to {high}", want)
 
 
 class LanguageModel(nn.Module):
@@ -392,7 +407,24 @@ class LanguageModel(nn.Module):
         device = torch.get_default_device() if device is None else device
         if torch.device(device).type != "meta":
             self.to_empty(device=device)
-            self.reset_parameters(seed)
+            self._fill_empty(seed)
+
+    @torch.no_grad()
+    def _fill_empty(self, seed: int) -> None:
+        """Draw the weights, and see that nothing is left of what the memory held."""
+        held = lambda: [*self.named_parameters(), *self.named_buffers()]
+        for name, x in held():
+            numbers = x.is_floating_point() or x.is_complex()
+            want = "a floating-point dtype: in others nothing shows what is not set"
+            require(numbers, name, f"dtype {x.dtype}", want)
+            x.fill_(math.nan)
+        self.reset_parameters(seed)
+        got = "a weight or buffer that reset_parameters does not set"
+        want = (
+            "a layer whose reset_parameters sets all of its parameters and buffers"
+        )
+        for name, x in held():
+            require(not x.isnan().any(), name, got, want)
 
     def reset_parameters(self, seed: int = 0) -> None:
         """Draw the weights anew.
@@ -402,9 +434,11 @@ class LanguageModel(nn.Module):
         seed : int
             An initial weight depends on this, on the name of the weight, on its shape
             and on ``init_std``, and on nothing else: models that share a name share
-            its weight.
+            its weight. An attention layer of your own draws what is neither in a
+            linear map nor in a table from a generator with a seed for its name.
         """
         _check_seed(seed)
+        layers = [block.attention for block in self.blocks]
         for name, module in self.named_modules():
             if isinstance(module, Gate):
                 module.open_halfway()
@@ -412,8 +446,17 @@ class LanguageModel(nn.Module):
                 self._draw_matrix(module.weight, _seed_of(seed, f"{name}.weight"))
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
-            elif next(module.parameters(recurse=False), None) is not None:
-                module.reset_parameters()
+            elif hasattr(module, "reset_parameters"):
+                own = [
+                    *module.parameters(recurse=False),
+                    *module.buffers(recurse=False),
+                ]
+                if own and module in layers:
+                    generator = torch.Generator(own[0].device)
+                    generator.manual_seed(_seed_of(seed, name))
+                    module.reset_parameters(generator)
+                elif own:
+                    module.reset_parameters()
 
     @torch.no_grad()
     def _draw_matrix(self, weight: torch.Tensor, seed: int) -> None:
@@ -495,7 +538,12 @@ class LanguageModel(nn.Module):
         whole = tokens.dtype in (torch.int32, torch.int64)
         want = "torch.int64 or torch.int32"
         require(whole, name, f"dtype {tokens.dtype}", want)
+        self._check_device(name, tokens)
         _check_numbers(name, tokens, self.config.vocab_size)
+
+    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
+        here, there = self.token_embedding.weight.device, tensor.device
+        require(there == here, name, f"device {there}", f"{here}, as the model")
 
     def _check_targets(self, targets, tokens, reduction) -> None:
         fits = isinstance(targets, torch.Tensor) and targets.shape == tokens.shape
@@ -503,6 +551,7 @@ class LanguageModel(nn.Module):
         _wanted(fits, "targets", targets, want)
         long = targets.dtype == torch.int64
         require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
+        self._check_device("targets", targets)
         known = reduction in ("mean", "sum")
         require(known, "reduction", repr(reduction), "'mean' or 'sum'")
         _check_numbers("targets", targets, self.config.vocab_size, blank=-100)
@@ -512,7 +561,7 @@ class LanguageModel(nn.Module):
         caches = [None] * len(self.blocks) if cache is None else cache
         fits = isinstance(caches, list) and len(caches) == len(self.blocks)
         want = f"a list of {len(self.blocks)}, from make_caches"
-        fits = fits and (cache is None or None not in caches)
+        fits = fits and (cache is None or all(hasattr(c, "length") for c in caches))
         require(fits, "cache", type(cache).__name__, want)
         if cache is not None:
             held = [one.length for one in caches]
@@ -546,6 +595,7 @@ class LanguageModel(nn.Module):
         whole = positions.dtype in (torch.int32, torch.int64)
         want = "torch.int64 or torch.int32"
         require(whole, "positions", f"dtype {positions.dtype}", want)
+        self._check_device("positions", positions)
         _check_numbers("positions", positions, rows)
         return self.position_embedding(positions)
 
@@ -620,7 +670,7 @@ class LanguageModel(nn.Module):
         more often in half precision, and practically never in float64.
         Dropout is off meanwhile. Source: chapter 13.
         """
-        self._check_generate(prompt, max_new_tokens, lengths, end)
+        self._check_generate(prompt, max_new_tokens, lengths, cache, end)
         lengths = None if lengths is None else lengths.long()  # they will grow
         _check_sampling(temperature, top_k, top_p)
         B, T = prompt.shape
@@ -655,12 +705,15 @@ class LanguageModel(nn.Module):
         require(bool(sound.all()), "model", "logits that are not finite", want)
         return tokens
 
-    def _check_generate(self, prompt, max_new_tokens, lengths, end) -> None:
+    def _check_generate(self, prompt, max_new_tokens, lengths, cache, end) -> None:
         self._check_tokens("prompt", prompt)
         want, got = "a positive integer", repr(max_new_tokens)
         require(is_count(max_new_tokens), "max_new_tokens", got, want)
+        _check_switch("cache", cache)
         (B, T), room = prompt.shape, self.config.max_length
         if lengths is not None:
+            if isinstance(lengths, torch.Tensor):
+                self._check_device("lengths", lengths)
             padding_mask(lengths, T, side="left")
             _wanted(len(lengths) == B, "lengths", lengths, lambda: f"shape ({B},)")
             some = bool((lengths > 0).all())
@@ -683,6 +736,12 @@ class LanguageModel(nn.Module):
             Made if it is not there. Each file is written beside its place and moved
             there whole.
 
+        Raises
+        ------
+        ValueError
+            When the weights are not those that the config says, or not in memory, or
+            two of them are one: `from_pretrained` could not give them back.
+
         Notes
         -----
         The weights carry the config and a checksum, so a folder of which only one
@@ -691,9 +750,21 @@ class LanguageModel(nn.Module):
         """
         from safetensors.torch import save
 
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _as_path(folder)
+        _check_folder("folder", folder)
         weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
+        plan = type(self)(self.config, device="meta")
+        _check_shapes("model", weights, plan, "as its config says")
+        places = {}
+        for name, weight in weights.items():
+            there = not weight.is_meta
+            require(
+                there, "model", f"{name} on the meta device", "weights in memory"
+            )
+            first = places.setdefault(weight.data_ptr(), name)
+            want = "weights of their own, or a config with tie_embeddings=True"
+            require(first == name, "model", f"{first} and {name} as one", want)
+        folder.mkdir(parents=True, exist_ok=True)
         config = json.dumps(self.config.to_dict(), indent=1)
         facts = dict(format=_FORMAT, config=config, sha256=_checksum(weights))
         readable = json.dumps({"format": _FORMAT} | self.config.to_dict(), indent=1)
@@ -733,17 +804,16 @@ class LanguageModel(nn.Module):
         ValueError
             When a file is missing, damaged, of another program or of another model.
         """
-        folder = Path(folder)
+        folder = _as_path(folder)
         config = _read_config(folder)
         weights = _read_weights(folder, config)
         model = cls(config, device="meta")
         path = str(folder / "model.safetensors")
-        want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
-        got = {name: tuple(w.shape) for name, w in weights.items()}
-        wrong = [n for n in {**want, **got} if want.get(n) != got.get(n)][:1]
-        what = lambda sizes: f"{wrong[0]} {sizes.get(wrong[0], 'missing')}"
-        if wrong:
-            require(False, path, what(got), f"{what(want)}, as config.json says")
+        _check_shapes(path, weights, model, "as config.json says")
+        if {name for name, _ in model.named_buffers()} - {*weights}:
+            # Buffers that no file holds: reset_parameters knows them.
+            dtype_of = weights["token_embedding.weight"].dtype
+            model = cls(config, device="cpu", dtype=dtype_of)
         model.load_state_dict(weights, assign=True)
         return model.to(device=device, dtype=dtype).eval()
 
@@ -794,6 +864,8 @@ def next_token_probabilities(
     Source: chapter 13; Holtzman et al. (2020) for ``top_p``.
     """
     _check_sampling(temperature, top_k, top_p)
+    good = isinstance(logits, torch.Tensor) and logits.ndim > 0
+    _wanted(good, "logits", logits, lambda: "numbers of shape (…, V)")
     logits = logits.to(_wide(logits.dtype))
     V = logits.shape[-1]
     if temperature == 0:
@@ -827,8 +899,9 @@ def _chances(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
         require(len(seed) == B, "seed", got, want)
         places = [(own, 0) for own in seed]
     else:
+        want = "an integer, or a list of them"
+        require(is_integer(seed), "seed", repr(seed), want)
         places = [(seed, b) for b in range(B)]
-        _check_seed(seed)
     wide = torch.float32 if device.type == "mps" else torch.float64
     drawn = torch.empty(B, steps, dtype=wide, device="cpu")
     for row, (own, b) in zip(drawn, places):
@@ -861,13 +934,29 @@ def _checksum(weights: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _as_path(folder: str | Path) -> Path:
+    good = isinstance(folder, str | Path)
+    require(good, "folder", type(folder).__name__, "a path")
+    return Path(folder)
+
+
+def _check_shapes(argument: str, weights: dict, model: nn.Module, why: str) -> None:
+    """Whether weights have the names and shapes of a model's."""
+    want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
+    got = {name: tuple(w.shape) for name, w in weights.items()}
+    wrong = [n for n in {**want, **got} if want.get(n) != got.get(n)][:1]
+    what = lambda sizes: f"{wrong[0]} {sizes.get(wrong[0], 'missing')}"
+    if wrong:
+        require(False, argument, what(got), f"{what(want)}, {why}")
+
+
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     want = "a folder from save_pretrained"
     require(path.is_file(), str(folder), "no config.json in it", want)
     try:
         found = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         require(
             False, str(path), f"no JSON ({error})", "what save_pretrained wrote"
         )
@@ -889,7 +978,8 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}
+            # Copies: a tensor of the file would change when the file does.
+            weights = {name: file.get_tensor(name).clone() for name in file.keys()}
     except SafetensorError as error:
         require(False, str(path), f"a damaged file ({error})", want)
     got = "the file of another program or version"

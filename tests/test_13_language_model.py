@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from claims import claim
-from gbattn import language_model
-from gbattn.attention import padding_mask
+from gbattn import attention, language_model
+from gbattn.attention import MultiHeadAttention, padding_mask, register
 from gbattn.boosted import Gate
 from gbattn.cost import count_flops, count_saved_bytes
 from gbattn.language_model import (
@@ -411,6 +412,82 @@ def test_the_table_of_initial_weights():
     assert all(map(torch.equal, model.parameters(), fresh.parameters()))
 
 
+class Own(MultiHeadAttention):
+    """A layer of one's own, with a weight, a buffer that is saved, and one that is not."""
+
+    def __init__(self, d_model, n_heads, *, forget=None, dtype=None, device=None, **options):
+        super().__init__(d_model, n_heads, dtype=dtype, device=device, **options)
+        made = dict(dtype=dtype, device=device)
+        self.forget = forget
+        self.extra = torch.nn.Parameter(torch.empty(d_model, **made))
+        self.register_buffer("kept", torch.full((2,), 3.0, **made))
+        self.register_buffer("unsaved", torch.full((2,), 4.0, **made), persistent=False)
+        if forget == "dtype":
+            self.register_buffer("seen", torch.ones(2, dtype=torch.bool, device=device))
+
+    def reset_parameters(self, generator=None):
+        super().reset_parameters(generator)
+        if hasattr(self, "extra"):
+            with torch.no_grad():
+                if self.forget != "extra":
+                    self.extra.normal_(generator=generator)
+                if self.forget != "kept":
+                    self.kept.fill_(3.0)
+                if self.forget != "unsaved":
+                    self.unsaved.fill_(4.0)
+
+    def _mix(self, *args, **options):
+        mixed, A = super()._mix(*args, **options)
+        return mixed * self.extra + (self.kept * self.unsaved).sum(), A
+
+
+@pytest.fixture
+def own(monkeypatch):
+    monkeypatch.setattr(attention, "_LAYERS", dict(attention._LAYERS))
+    for module in (language_model, sys.modules["gbattn.blocks"]):
+        if hasattr(module, "_LAYERS"):
+            monkeypatch.setattr(module, "_LAYERS", attention._LAYERS)
+    register("own")(Own)
+    return lambda forget=None: config_of(attention="own", attention_options={"forget": forget})
+
+
+def test_a_layer_of_ones_own_starts_by_name(own):
+    state = torch.get_rng_state()
+    model = LanguageModel(own(), seed=5)
+    torch.rand(1)
+    again = LanguageModel(own(), seed=5)
+    torch.set_rng_state(state)
+    assert torch.equal(LanguageModel(own(), seed=5).blocks[0].attention.extra, model.blocks[0].attention.extra)
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    first, second = (block.attention for block in model.blocks)
+    assert not torch.equal(first.extra, second.extra)
+    assert (first.kept == 3).all() and (first.unsaved == 4).all()
+
+
+@pytest.mark.parametrize("forget", ["extra", "kept", "unsaved"])
+def test_a_layer_that_leaves_memory_as_it_found_it(own, forget):
+    with pytest.raises(ValueError, match=f"blocks.0.attention.{forget}: got a weight or buffer that reset_parameters"):
+        LanguageModel(own(forget))
+
+
+def test_a_buffer_of_truth_values(own):
+    with pytest.raises(ValueError, match="blocks.0.attention.seen: got dtype torch.bool; want a floating-point"):
+        LanguageModel(own("dtype"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_layer_of_ones_own_is_read_again(own, tmp_path, dtype):
+    model = LanguageModel(own(), seed=5, dtype=dtype).eval()
+    with torch.no_grad():
+        model.blocks[1].attention.kept.fill_(7.0)
+    model.save_pretrained(tmp_path)
+    again = LanguageModel.from_pretrained(tmp_path)
+    assert again.blocks[0].attention.unsaved.dtype == dtype
+    assert torch.equal(again(tokens_of()), model(tokens_of()))
+
+
 def test_names_of_the_weights():
     names = dict(LanguageModel(config_of()).named_parameters())
     assert {n.split(".")[0] for n in names} == {"token_embedding", "position_embedding", "blocks", "final_norm"}
@@ -600,6 +677,23 @@ def test_caches_out_of_step_are_refused():
         model(tokens, cache=caches)
     with pytest.raises(ValueError, match="cache: got list; want a list of 2, from make_caches"):
         model(tokens, cache=[None, None])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", ["multi_head", "boosted"])
+def test_gradients_of_each_sequence(kind):
+    model, tokens, targets = model_of(kind), tokens_of(), tokens_of(seed=2)
+    targets[0, 3] = -100
+    weights = {name: w.detach() for name, w in model.named_parameters()}
+
+    def loss(weights, row, target):
+        return torch.func.functional_call(model, weights, (row[None], target[None]))
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, tokens, targets)
+    for b in range(len(tokens)):
+        alone = torch.autograd.grad(model(tokens[b : b + 1], targets[b : b + 1]), [*model.parameters()])
+        for name, gradient in zip(weights, alone, strict=True):
+            torch.testing.assert_close(together[name][b], gradient)
 
 
 @torch.no_grad()
@@ -905,6 +999,60 @@ def test_saving_again_replaces(tmp_path):
     assert torch.equal(LanguageModel.from_pretrained(tmp_path).head_weight, other.head_weight)
 
 
+def test_a_model_owns_the_weights_it_read(tmp_path):
+    """Whatever becomes of the file."""
+    one, other = (LanguageModel(config_of("boosted"), seed=seed).eval() for seed in (1, 2))
+    one.save_pretrained(tmp_path / "one")
+    other.save_pretrained(tmp_path / "other")
+    held = LanguageModel.from_pretrained(tmp_path / "one")
+    shutil.copyfile(tmp_path / "other" / "model.safetensors", tmp_path / "one" / "model.safetensors")
+    assert torch.equal(held(tokens_of()), one(tokens_of()))
+
+
+def replaced(model):
+    model.token_embedding = torch.nn.Embedding(V + 1, 8)
+
+
+def normed(model):
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].ffn.up)
+
+
+def tied_by_hand(model):
+    model.head.weight = model.token_embedding.weight
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            replaced,
+            rf"model: got token_embedding.weight \({V + 1}, 8\); want token_embedding.weight \({V}, 8\), as its",
+        ),
+        (normed, "model: got blocks.0.ffn.up.weight missing; want"),
+        (
+            lambda model: model.to("meta"),
+            "model: got token_embedding.weight on the meta device; want weights in memory",
+        ),
+        (tied_by_hand, "model: got token_embedding.weight and head.weight as one; want .*tie_embeddings=True"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_saved(tmp_path, change, said):
+    model = LanguageModel(config_of(tie_embeddings=False))
+    change(model)
+    with pytest.raises(ValueError, match=said):
+        model.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_paths_that_are_no_folder(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ValueError, match="folder: got .*file, a file; want a folder"):
+        MODEL.save_pretrained(tmp_path / "file")
+    for use in (MODEL.save_pretrained, LanguageModel.from_pretrained):
+        with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
+            use(None)
+
+
 @pytest.fixture
 def saved(tmp_path):
     LanguageModel(config_of("boosted")).save_pretrained(tmp_path)
@@ -983,9 +1131,15 @@ def test_weights_and_config_of_two_models(saved, tmp_path):
 
 
 def test_weights_that_do_not_fit_their_own_config(saved):
-    model = LanguageModel(config_of("boosted"))
-    object.__setattr__(model.config, "n_layers", 3)
-    model.save_pretrained(saved)
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    path = saved / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        facts, weights = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}
+    config = config_of("boosted", n_layers=3).to_dict()
+    (saved / "config.json").write_text(json.dumps({"format": facts["format"]} | config))
+    save_file(weights, path, metadata=facts | {"config": json.dumps(config)})
     refuses(saved, "blocks.2.attention_norm.weight missing", "as config.json says")
 
 
@@ -998,6 +1152,8 @@ def test_weights_that_do_not_fit_their_own_config(saved):
         ('{"format": "gbattn language model 1"}', "no vocab_size"),
         ('{"format": "gbattn language model 1", "vocab_size": 4, "wings": 2}', "the key 'wings'"),
         ('{"format": "gbattn language model 1", "vocab_size": -4}', "vocab_size: got -4"),
+        (f'{{"format": "gbattn language model 1", "vocab_size": 4, "d_ffn": {2**62}}}', "sizes that torch refuses"),
+        ("[" * 100_000, "no JSON"),
     ],
 )
 def test_a_damaged_config(saved, content, said):
@@ -1060,6 +1216,7 @@ def test_nobody_changes_a_config_from_outside():
         (dict(n_layers=-1), "n_layers: got -1"),
         (dict(n_heads=3), "n_heads: got 3; want a divisor of d_model = 8"),
         (dict(d_ffn=0), "d_ffn: got 0"),
+        (dict(d_ffn=2**62), "config: got sizes that torch refuses"),
         (dict(attention="three_times"), "attention: got 'three_times'; want one of multi_head"),
         (dict(norm="late"), "norm: got 'late'"),
         (dict(normalizer="batchnorm"), "normalizer: got 'batchnorm'"),
@@ -1117,6 +1274,22 @@ def calls(model, tokens):
         f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
         "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
         "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
+        "cache: got list; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
+        "cache: got [<gbattn.attention.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
+        "cache: got 1; want True or False": lambda: model.generate(tokens, 2, cache=1),
+        "tokens: got device meta; want cpu, as the model": lambda: model(tokens.to("meta")),
+        "prompt: got device meta; want cpu": lambda: model.generate(tokens.to("meta"), 2),
+        "targets: got device meta; want cpu": lambda: model(tokens, tokens.to("meta")),
+        "positions: got device meta; want cpu": lambda: model(tokens, positions=torch.arange(9, device="meta")),
+        "lengths: got device meta; want cpu": lambda: model.generate(
+            tokens, 2, lengths=torch.tensor([9, 9], device="meta")
+        ),
+        "targets: got 0 to 5; want numbers from 0 to 4, or -100": lambda: next_token_loss(
+            torch.zeros(3, 2), torch.zeros(5, 2), torch.tensor([0, 5, -100])
+        ),
+        "logits: got list; want numbers of shape": lambda: next_token_probabilities([1.0]),
+        "logits: got shape ()": lambda: next_token_probabilities(torch.tensor(1.0)),
+        "seed: got (1, 2); want an integer, or a list of them": lambda: model.generate(tokens, 2, seed=(1, 2)),
         "positions: got shape (3,)": lambda: model(tokens, positions=torch.arange(3)),
         "positions: got dtype torch.float32": lambda: model(tokens, positions=torch.arange(9.0)),
         f"positions: got 12 to 20; want numbers from 0 to {T - 1}": lambda: model(
