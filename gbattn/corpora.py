@@ -173,6 +173,10 @@ def _runs(text: str, length: int = 8) -> set[tuple[str, ...]]:
 
 
 @lru_cache(1)
+def _python_docs() -> dict[str, dict[str, str]]:
+    return _without_leaks(_split_by_module(_without_repeats(_documents())))
+
+
 def python_docs() -> dict[str, dict[str, str]]:
     """Assemble the embedded corpus: real English that every Python carries.
 
@@ -196,7 +200,8 @@ def python_docs() -> dict[str, dict[str, str]]:
     The text changes with the version of Python and with what a distribution leaves
     out; `Corpus.fingerprint` tells. Source: chapter 14.
     """
-    return _without_leaks(_split_by_module(_without_repeats(_documents())))
+    # Copies: who edits what they got must not change the corpus.
+    return {split: dict(documents) for split, documents in _python_docs().items()}
 
 # %% ../nbs/14_corpora.ipynb #20e0f3e3
 TOKENIZERS = ("byte-level", "published")
@@ -206,8 +211,9 @@ def _check_recipe(argument: str, recipe: str, vocab_size: int) -> None:
     known = ", ".join(TOKENIZERS)
     require(recipe in TOKENIZERS, argument, repr(recipe), f"one of {known}")
     least = 256 if recipe == "byte-level" else 2
-    enough = is_count(vocab_size) and vocab_size >= least
-    require(enough, "vocab_size", repr(vocab_size), f"an integer, {least} or more")
+    enough = is_count(vocab_size) and least <= vocab_size <= 2**24
+    want = f"an integer, {least} or more, at most 2**24"
+    require(enough, "vocab_size", repr(vocab_size), want)
 
 # %% ../nbs/14_corpora.ipynb #bce5504d
 def train_tokenizer(
@@ -421,8 +427,13 @@ def _checksum_of_text(path: Path) -> str:
 def _text_files(folder: Path) -> list[Path]:
     """The .txt files below a folder, in the order of their names: those behind links
     too, hidden ones not."""
+
+    def fail(error):
+        got = f"{error.filename}, which cannot be listed ({error.strerror})"
+        require(False, "name_or_folder", got, "folders that can be read")
+
     found, seen = [], set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         here, got = os.path.realpath(place), f"{place}, which is read already"
         require(here not in seen, "name_or_folder", got, "links to other folders")
         seen.add(here)
@@ -443,7 +454,8 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
         require(
             not both, "name_or_folder", f"{single} and {many}", "one of the two"
         )
-        files[split] = [single] if single.is_file() else _text_files(many)
+        listed = _text_files(many) if many.is_dir() else []
+        files[split] = [single] if single.is_file() else listed
     missing = [split for split in SPLITS if not files[split]]
     want = "SPLIT.txt or a folder SPLIT of .txt files for each of " + ", ".join(
         SPLITS
@@ -476,10 +488,23 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
 #| code-fold: true
 FORMAT = "gbattn corpus 1"
 MANIFEST = "corpus.json"
+_NO_CACHE = (
+    "a cache as load_corpus writes it; or load_corpus(folder) for a folder of text"
+)
 _TOKENIZER_CURE = (
     "the file that corpus.json was written with: copy the folder again, or make it "
     "again by the command that made it"
 )
+
+
+def _as_array(tokens) -> np.ndarray:
+    """Tokens as NumPy has them, wherever they are; an array as it is."""
+    if isinstance(tokens, torch.Tensor):
+        tokens = tokens.detach().cpu()
+    try:
+        return tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
+    except (TypeError, ValueError) as error:
+        require(False, "tokens", f"what is no array ({error})", "token numbers")
 
 
 @dataclass(frozen=True, eq=False)
@@ -558,7 +583,8 @@ class Corpus:
         """How many bytes these tokens spell; −100, a target that is not scored,
         counts nothing. If the corpus is lossless, `bits_per_byte` divides by this;
         if not, the text had more: see `text_bytes`."""
-        flat, size = np.ravel(tokens), 2**24  # a memory map is not read at once
+        flat = _as_array(tokens).ravel()
+        size = 2**24  # a memory map is not read at once
         total = 0
         for start in range(0, len(flat), size):
             chunk = flat[start : start + size]
@@ -611,7 +637,7 @@ class Corpus:
         between = (
             b"" if self.manifest["recipe"]["tokenizer"] == "byte-level" else b" "
         )
-        numbers = self._checked(np.asarray(tokens).ravel()).tolist()
+        numbers = self._checked(_as_array(tokens).ravel()).tolist()
         spelled = between.join(self.vocabulary[number] for number in numbers)
         return spelled.decode("utf-8", errors="replace")
 
@@ -626,14 +652,25 @@ def _checksum_of_manifest(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _read_manifest(path: Path, cure: str) -> dict:
-    """What a folder says of itself, as it was written."""
+def _manifest_at(path: Path) -> tuple[dict, object]:
+    """The JSON of a manifest and its format; nothing of a file that is none."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
-        found = manifest.get("format")
-    except (ValueError, AttributeError):
-        found = None
-    require(found == FORMAT, str(path), f"format {found!r}", f"{FORMAT!r}: {cure}")
+        return manifest, manifest.get("format")
+    except (OSError, ValueError, AttributeError):
+        return {}, None
+
+
+def _is_ours(format: object) -> bool:
+    """Whether a format is of a cache, of this version or another."""
+    return isinstance(format, str) and format.startswith("gbattn corpus ")
+
+
+def _read_manifest(path: Path, cure: str) -> dict:
+    """What a folder says of itself, as it was written."""
+    manifest, found = _manifest_at(path)
+    want = f"{FORMAT!r}: {cure if _is_ours(found) else _NO_CACHE}"
+    require(found == FORMAT, str(path), f"format {found!r}", want)
     same = manifest.get("sha256") == _checksum_of_manifest(manifest)
     require(same, str(path), "contents that do not match their checksum", cure)
     return manifest
@@ -741,7 +778,12 @@ def _versions() -> dict[str, str]:
 def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
     """Write a cache beside its place, and move it there when it is whole."""
     draft = folder.with_name(f"{folder.name}.draft-{uuid.uuid4().hex[:8]}")
-    draft.mkdir(parents=True)
+    try:
+        draft.mkdir(parents=True)
+    except OSError as error:
+        got = f"{draft.parent}, which cannot be written ({error.strerror})"
+        want = "another folder, by the argument or GBATTN_CACHE"
+        require(False, "cache", got, want)
     for old in draft.parent.glob(f"{glob.escape(folder.name)}.draft-*"):
         with suppress(FileNotFoundError):  # another process may finish with it now
             files = [old, *old.glob("*")]  # what a killed process left
@@ -817,10 +859,12 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     -----
     Source: chapter 14.
     """
+    good = isinstance(folder, str | Path)
+    require(good, "folder", type(folder).__name__, "a path")
     folder = Path(folder).absolute()  # of what is read later
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
-    require(path.is_file(), "folder", f"{folder} without {MANIFEST}", cure)
+    require(path.is_file(), "folder", f"{folder} without {MANIFEST}", _NO_CACHE)
     manifest = _read_manifest(path, cure)
     parts = {"tokenizer": manifest["tokenizer"], **manifest["splits"]}
     sizes = {
@@ -850,6 +894,8 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
 
 def _cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
+    good = cache is None or isinstance(cache, str | Path)
+    require(good, "cache", repr(cache), "a path")
     root = Path(cache or os.environ.get("GBATTN_CACHE") or "~/.cache/gbattn")
     root = root.expanduser()
     _check_folder("cache", root)
@@ -934,7 +980,7 @@ def load_corpus(
             repr(name),
             f"one of {known}, or a folder with train.txt, valid.txt and test.txt",
         )
-        finished = (path / MANIFEST).is_file()
+        finished = _is_ours(_manifest_at(path / MANIFEST)[1])
         require(
             not finished,
             "name_or_folder",
@@ -951,7 +997,10 @@ def load_corpus(
     }
     wanted = json.dumps(recipe, sort_keys=True)
     key = hashlib.sha256(wanted.encode()).hexdigest()
-    folder = root / f"{recipe['corpus'][:100]}-{key[:12]}"  # a name may be too long
+    short = recipe["corpus"][:100]
+    while len(os.fsencode(short)) > 200:  # file systems count bytes, up to 255
+        short = short[:-1]
+    folder = root / f"{short}-{key[:12]}"
     if not folder.is_dir():
         _write_corpus(folder, recipe, rows)
     corpus = open_corpus(folder, verify=verify)
@@ -969,7 +1018,7 @@ class Batch(NamedTuple):
 
 
 def _check_tokens(tokens) -> np.ndarray:
-    tokens = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
+    tokens = _as_array(tokens)
     flat = tokens.ndim == 1 and np.issubdtype(tokens.dtype, np.integer)
     got = f"dtype {tokens.dtype}, shape {tokens.shape}"
     require(flat, "tokens", got, "token numbers of shape (n,)")

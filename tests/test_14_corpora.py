@@ -340,6 +340,30 @@ def test_windows_give_the_bytes_of_all_tokens_but_the_first(corpus, context):
     assert corpus.n_bytes([]) == corpus.n_bytes(torch.full((2, 3), -100)) == 0
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that NumPy cannot read before it is on the CPU."""
+
+    def __array__(self, *args, **options):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_tokens_of_another_device(corpus):
+    here = torch.tensor([70, 71, 72])
+    there = here.as_subclass(Elsewhere)
+    assert corpus.decode(there) == corpus.decode(here)
+    assert corpus.n_bytes(there) == corpus.n_bytes(here) == 3
+    assert torch.equal(TokenStream(there, 1, 1, 0).batch(0).inputs, TokenStream(here, 1, 1, 0).batch(0).inputs)
+
+
+def test_rows_of_different_lengths(corpus):
+    for use in (corpus.decode, corpus.n_bytes, lambda tokens: TokenStream(tokens, 1, 1, 0)):
+        with pytest.raises(ValueError, match="tokens: got what is no array .*; want token numbers"):
+            use([[1, 2], [3]])
+
+
 def test_a_text_that_utf_8_cannot_write(corpus):
     with pytest.raises(ValueError, match="text: got a lone surrogate at 1; want a string that UTF-8 can write"):
         corpus.encode("a\ud800")
@@ -371,6 +395,14 @@ def test_other_text_or_another_recipe_is_another_corpus(corpus, folder, cache, t
     shutil.copytree(folder, changed)
     (changed / "test.txt").write_text("else")
     assert load_corpus(changed, vocab_size=300, cache=cache).folder != corpus.folder
+
+
+def test_nobody_edits_the_embedded_corpus():
+    texts = python_docs()
+    name, text = next(iter(texts["train"].items()))
+    texts["train"][name] = "mine"
+    del texts["valid"]
+    assert python_docs()["train"][name] == text and [*python_docs()] == [*SPLITS]
 
 
 def test_python_docs_with_another_text_is_another_corpus(tmp_path, monkeypatch):
@@ -538,6 +570,28 @@ def test_a_missing_file_and_a_folder_that_is_no_cache(corpus, tmp_path):
         open_corpus(copy)
 
 
+@pytest.mark.parametrize("manifest", [None, "{}", '{"format": "somebody else"}', "no JSON"])
+def test_nobody_is_told_to_delete_a_folder_of_text(manifest, tmp_path):
+    local(tmp_path, train=b"our own", valid=b"text", test=b"here")
+    if manifest:
+        (tmp_path / "corpus.json").write_text(manifest)
+    with pytest.raises(ValueError, match="want .*a cache as load_corpus writes it; or load_corpus.folder.") as caught:
+        open_corpus(tmp_path)
+    assert "delete the folder" not in str(caught.value)
+    corpus = load_corpus(tmp_path, vocab_size=256, cache=tmp_path / "cache")  # which it is no cache for
+    assert corpus.decode(corpus.train) == "our own"
+
+
+def test_a_cache_of_another_version_may_be_deleted(corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    spoil(copy, "corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"))
+    with pytest.raises(ValueError, match="delete the folder"):
+        open_corpus(copy)
+    with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
+        load_corpus(copy)
+
+
 def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
@@ -585,7 +639,7 @@ def test_a_tokenizer_that_its_library_cannot_read(corpus, monkeypatch):
 def local(tmp_path, **texts):
     for split, text in texts.items():
         path = tmp_path / f"{split}.txt"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
     return tmp_path
 
@@ -631,6 +685,22 @@ def test_a_folder_of_files(tmp_path, cache):
         path.write_text(text)
     corpus = load_corpus(tmp_path / "many", vocab_size=256, cache=cache)
     assert corpus.decode(corpus.train) == "first\nsecond\nlast"
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path, cache, monkeypatch):
+    local(tmp_path, **{"train/a": b"a a", "train/deep/b": b"b b", "valid": b"v v", "test": b"t t"})
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(
+        ValueError, match="name_or_folder: got .*deep, which cannot be listed .Permission denied.; want"
+    ):
+        load_corpus(tmp_path, vocab_size=256, cache=cache)
 
 
 def test_files_behind_links_are_read_and_hidden_ones_not(tmp_path, cache):
@@ -699,6 +769,15 @@ def test_the_cache_may_be_under_home(folder, tmp_path, monkeypatch):
     assert load_corpus(folder, vocab_size=256).folder.parent == tmp_path / "deep" / "cache"
 
 
+def test_a_cache_that_cannot_be_written(folder, tmp_path, monkeypatch):
+    def refuse(path, *args, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(ValueError, match="cache: got .*cannot be written .Permission denied.; want .*GBATTN_CACHE"):
+        load_corpus(folder, vocab_size=256, cache=tmp_path)
+
+
 def test_a_folder_with_a_long_name(tmp_path):
     long = tmp_path / ("x" * 240)
     long.mkdir()
@@ -706,6 +785,16 @@ def test_a_folder_with_a_long_name(tmp_path):
         len(load_corpus(local(long, train=b"ab", valid=b"cd", test=b"ef"), vocab_size=256, cache=tmp_path / "c").train)
         == 2
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("語" * 80, "語" * 66), ("é" * 100, "é" * 100), ("x" * 101, "x" * 100), ("語" * 50, "語" * 50)]
+)
+def test_a_name_is_cut_by_its_bytes(name, kept, tmp_path):
+    folder = tmp_path / name
+    folder.mkdir()
+    local(folder, train=b"ab", valid=b"cd", test=b"ef")
+    assert load_corpus(folder, vocab_size=256, cache=tmp_path / "c").folder.name[:-13] == kept
 
 
 @pytest.mark.parametrize("recipe", ["byte-level", "published"])
@@ -752,6 +841,12 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
     for blocked in ("file", "file/sub"):
         with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
             load_corpus(cache=tmp_path / blocked)
+    with pytest.raises(ValueError, match="cache: got 3; want a path"):
+        load_corpus(cache=3)
+    with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
+        open_corpus(None)
+    with pytest.raises(ValueError, match=r"vocab_size: got 18446744073709551616; want .* at most 2\*\*24"):
+        load_corpus(vocab_size=2**64)
     with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
         load_corpus(corpus.folder)
     with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):
