@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -55,10 +55,19 @@ def decay_groups(
     list[dict]
         ``{"params": …, "weight_decay": …}``, twice; the second with 0.
 
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
+
     Notes
     -----
     Source: chapter 15.
     """
+    good = is_number(weight_decay) and weight_decay >= 0
+    require(good, "weight_decay", repr(weight_decay), "a number, 0 or more")
+    known = decay in ("matrices", "everything")
+    require(known, "decay", repr(decay), "'matrices' or 'everything'")
     learning = [p for p in model.parameters() if p.requires_grad]
     require(bool(learning), "model", "no parameter that learns", "one or more")
     shrinks = [decay == "everything" or p.ndim >= 2 for p in learning]
@@ -312,10 +321,18 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     int
         From 0 to 2⁶⁴ − 1, mixed well, so that neighbours have nothing in common.
 
+    Raises
+    ------
+    ValueError
+        For an argument that is no integer from 0 on.
+
     Notes
     -----
     Source: chapter 15; ``numpy.random.SeedSequence``, whose values are frozen.
     """
+    for name, x in (("seed", seed), ("step", step), ("process", process)):
+        good = is_integer(x) and x >= 0
+        require(good, name, repr(x), "an integer, 0 or more")
     mixed = np.random.SeedSequence([int(seed), int(step), int(process)])
     return int(mixed.generate_state(1, np.uint64)[0])
 
@@ -387,6 +404,9 @@ def _fingerprint(corpus) -> str:
         return corpus.fingerprint
     digest = hashlib.sha256()
     for split in (corpus.train, corpus.valid):
+        digest.update(
+            f"{len(split)} ".encode()
+        )  # where one ends, and the next begins
         digest.update(np.ascontiguousarray(split).astype("<i8").tobytes())
     return digest.hexdigest()[:12]
 
@@ -400,8 +420,39 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
         settings |= {f"model.{name}": x for name, x in made.to_dict().items()}
     for name, x in _tensors(model).items():
         settings[f"model {name}"] = f"{x.dtype} {tuple(x.shape)}"
+    for name, x in model.named_parameters():
+        settings[f"model {name}"] += "" if x.requires_grad else " frozen"
     settings |= {"corpus": _fingerprint(corpus), "processes": processes}
     return {name: json.dumps(x, default=str) for name, x in settings.items()}
+
+
+_BEGAN: dict[
+    tuple[Path, str], str
+] = {}  # with which weights, by folder and weights
+
+
+def _hash_of(model: nn.Module) -> str:
+    from safetensors.torch import save
+
+    return hashlib.sha256(save(_whole(_tensors(model)))).hexdigest()[:12]
+
+
+def _first_weights(model: nn.Module, folder: Path) -> str:
+    """A hash of the weights that a run begins with. A model that a run in this
+    folder has left may go on with it, and counts as what it was at first."""
+    now = _hash_of(model)
+    return _BEGAN.get((folder.absolute(), now), now) if checkpoints(folder) else now
+
+
+@contextmanager
+def _remembered(run: "_Run") -> Iterator[None]:
+    """Remember what the model of a run was, however the run ends."""
+    try:
+        yield
+    finally:
+        if run.folder:
+            place = run.folder.absolute(), _hash_of(run.model)
+            _BEGAN[place] = run.identity["initial weights"]
 
 
 def _demand_same(folder: Path, there: dict[str, str], here: dict[str, str]) -> None:
@@ -410,6 +461,8 @@ def _demand_same(folder: Path, there: dict[str, str], here: dict[str, str]) -> N
     lines = [f"{n} = {here.get(n, nothing)}" for n in names]
     wants = [f"{n} = {there.get(n, nothing)}" for n in names]
     also = f", as in the checkpoint in {folder}, or another folder"
+    if "initial weights" in names:
+        also = f" (a model made anew with the same seed){also}"
     require(not names, "folder", "; ".join(lines), "; ".join(wants) + also)
 
 # %% ../nbs/15_training.ipynb #3b06673a
@@ -428,11 +481,16 @@ class _Summed(nn.Module):
 def _accelerator(precision: str):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin
 
     half = precision != "fp16" or torch.cuda.is_available()
     require(half, "precision", "'fp16' without a GPU", "'no' or 'bf16'")
     AcceleratorState._reset_state()  # it would keep the precision of a run before
-    accelerator = Accelerator(mixed_precision=precision)
+    accelerator = Accelerator(  # what is left out, its environment would decide
+        mixed_precision=precision,
+        dynamo_backend="no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    )
     kind, known = (
         accelerator.distributed_type.value,
         ("NO", "MULTI_CPU", "MULTI_GPU"),
@@ -484,6 +542,8 @@ class _Run:
             torch.compiler.reset()  # what a run compiles depends on no run before
             self.module = torch.compile(self.module, dynamic=False)
         self.identity = _identity(model, corpus, config, self.processes)
+        if folder:
+            self.identity["initial weights"] = _first_weights(model, folder)
         self.history, self.best = History(), None
         self.step, self.seconds, self.since = 0, 0.0, time.perf_counter()
         self.unread: list[tuple[torch.Tensor, torch.Tensor]] = []  # losses, norms
@@ -579,7 +639,8 @@ def _length(model: nn.Module, length: int | None) -> int:
 @torch.no_grad()
 def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     """The summed loss of these windows, and the number of targets scored."""
-    device, nats, n_tokens = next(model.parameters()).device, 0.0, 0
+    nats, n_tokens, none = 0.0, 0, torch.empty(0)
+    device = next(iter(_tensors(model).values()), none).device
     with _in_eval_mode(model):
         for inputs, targets in windows:
             loss = model(inputs.to(device), targets.to(device), reduction="sum")
@@ -663,8 +724,10 @@ def _write_checkpoint(
     contents = {
         "model.safetensors": save(_whole(_tensors(model))),
         "optimizer.safetensors": save(_whole(moments)),
-        "training.json": json.dumps(state | {"step": step}).encode(),
     }
+    sums = {name: hashlib.sha256(x).hexdigest() for name, x in contents.items()}
+    state = state | {"step": step, "sha256": sums}
+    contents["training.json"] = json.dumps(state).encode()
     place = folder / f"step-{step:08d}"
     draft = place.with_suffix(".draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -704,23 +767,39 @@ def _clean(folder: Path, wanted: set) -> None:
             shutil.rmtree(path.rename(path.with_suffix(".draft")))
 
 
-def _read_checkpoint(path: Path) -> tuple[dict, dict, dict]:
+def _read_checkpoint(path: Path, cure: str) -> tuple[dict, dict, dict]:
     """The weights, the state of the optimiser and the rest of a checkpoint."""
-    from safetensors.torch import load_file
-
     try:
         state = json.loads((path / "training.json").read_text("utf-8"))
-        found = state["format"]
-        weights = load_file(path / "model.safetensors")
-        moments = {}
-        for name, x in load_file(path / "optimizer.safetensors").items():
-            number, kind = name.split(".")
-            moments.setdefault(int(number), {})[kind] = x
+        if state["format"] == _FORMAT:
+            missing = {"identity", "unlogged", "seconds", "scaler"} - state.keys()
+            if missing:
+                raise KeyError(*missing)
+            state["history"] = History(**state["history"])
+            weights = _read_tensors(path / "model.safetensors", state)
+            moments = {}
+            for name, x in _read_tensors(
+                path / "optimizer.safetensors", state
+            ).items():
+                number, kind = name.split(".")
+                moments.setdefault(int(number), {})[kind] = x
     except Exception as error:  # whatever a damaged file does to its reader
         got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
-        require(False, "folder", got, "a whole checkpoint: delete that one")
+        require(False, "folder", got, f"a whole checkpoint: {cure}")
+    found = state["format"]
     require(found == _FORMAT, "folder", f"{path}, {found!r}", f"{_FORMAT!r}")
     return weights, moments, state
+
+
+def _read_tensors(path: Path, state: dict) -> dict[str, torch.Tensor]:
+    """The tensors of a file, if its bytes are those that were written."""
+    from safetensors.torch import load
+
+    content = path.read_bytes()
+    written = state.get("sha256", {}).get(path.name)  # older ones do not say
+    if written not in (None, hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"{path.name} has other bytes than were written")
+    return load(content)
 
 # %% ../nbs/15_training.ipynb #3c748ea6
 #| code-fold: true
@@ -752,24 +831,24 @@ def _resume(run: _Run) -> None:
     found = checkpoints(run.folder)
     if found:
         run.step, path = list(found.items())[-1]
-        weights, moments, state = _read_checkpoint(path)
+        weights, moments, state = _read_checkpoint(path, "delete that one")
         _demand_same(run.folder, state["identity"], run.identity)
+        run.history = state["history"]
+        best = run.history.best_step
+        if run.config.keep == "best" and best is not None:
+            cure = f"copy it again, or delete {run.folder} to begin anew"
+            got = f"{run.folder} without step {best}"
+            require(
+                best in found, "folder", got, f"its best checkpoint too: {cure}"
+            )
+            run.best = _read_checkpoint(found[best], cure)[0]
         _put_back(run.model, weights)
         rest = run.optimizer.state_dict()
         run.optimizer.load_state_dict(rest | {"state": moments})
-        run.history = History(**state["history"])
         run.unlogged = [tuple(pair) for pair in state["unlogged"]]
         run.seconds = state["seconds"]
         if state["scaler"]:
             run.accelerator.scaler.load_state_dict(state["scaler"])
-        best = run.history.best_step
-        if run.config.keep == "best" and best is not None:
-            got, want = (
-                f"{run.folder} without step {best}",
-                "its best checkpoint too",
-            )
-            require(best in found, "folder", got, want)
-            run.best = _read_checkpoint(found[best])[0]
     run.accelerator.wait_for_everyone()
     if run.accelerator.is_main_process and run.folder.is_dir():
         _clean(run.folder, {run.step, run.history.best_step})
@@ -874,7 +953,9 @@ def train(
         Where checkpoints go, one folder each; the newest and the best are kept. If
         it holds one of the same run, the run goes on from there, and where the
         arithmetic repeats its bits (one CPU, one release of torch, as many threads)
-        ends in the same ones as if it had never stopped.
+        ends in the same ones as if it had never stopped. To be the same, a run must
+        also begin with the same weights: give the model as it was made, or as a run
+        in this folder left it, and a model of another seed another folder.
     progress : bool
         Whether to draw a progress bar on standard error.
     tensorboard : bool
@@ -901,15 +982,18 @@ def train(
     """
     where = folder is not None or not tensorboard
     require(where, "tensorboard", "True without a folder", "a folder to write to")
-    if folder:
-        _check_folder("folder", Path(folder))
-    run = _Run(model, corpus, config, folder and Path(folder))
+    require(folder != "", "folder", "''", "a folder, or None for no checkpoints")
+    if folder is not None:
+        folder = Path(folder)
+        _check_folder("folder", folder)
+    run = _Run(model, corpus, config, folder)
     if run.folder:
         _resume(run)
     gpus = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
     with (
         torch.random.fork_rng(gpus),
         _Display(run, progress, tensorboard) as display,
+        _remembered(run),
     ):
         model.train()
         if config.compile and run.step < run.steps:
@@ -932,8 +1016,8 @@ def train(
                 if run.folder:
                     _save(run)
                 run.since = time.perf_counter()
-    if run.best is not None:
-        _put_back(model, run.best)
+        if run.best is not None:
+            _put_back(model, run.best)
     model.eval()
     return run.history
 

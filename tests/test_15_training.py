@@ -304,6 +304,21 @@ def test_what_decays():
         assert model.bias.item() == pytest.approx(shrunk if decay == "everything" else 1.0, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: decay_groups(Toy(), 0.1, "Everything"), "decay: got 'Everything'; want 'matrices' or 'everything'"),
+        (lambda: decay_groups(Toy(), -0.1), "weight_decay: got -0.1; want a number, 0 or more"),
+        (lambda: step_seed(1.7, 0), "seed: got 1.7; want an integer, 0 or more"),
+        (lambda: step_seed(0, -1), "step: got -1; want an integer, 0 or more"),
+        (lambda: step_seed(0, 0, "1"), "process: got '1'; want an integer, 0 or more"),
+    ],
+)
+def test_parts_of_a_run_say_what_is_wrong(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_seeds_of_steps():
     assert step_seed(0, 0) == 15793235383387715774  # frozen: a change would change every run
     many = {step_seed(seed, step, process) for seed in range(8) for step in range(50) for process in range(4)}
@@ -510,11 +525,22 @@ def test_a_gradient_of_the_callers_is_not_used():
     assert torch.equal(weights(touched), weights(straight))
 
 
+def test_what_a_run_left_begins_another_where_its_checkpoints_are_gone(tmp_path):
+    model, straight = Toy(0.2), Toy(0.2)
+    run(model, folder=tmp_path)
+    run(straight)
+    shutil.rmtree(tmp_path)
+    assert run(model, folder=tmp_path).loss == run(straight).loss
+    with pytest.raises(ValueError, match="folder: got initial weights"):
+        run(Toy(0.2), folder=tmp_path)
+
+
 def test_a_finished_run_is_only_read(tmp_path):
     first = run(folder=tmp_path)
-    model = Toy(0.2, seed=9)
+    model = Toy(0.2)
     again = run(model, folder=tmp_path)
     assert again == first and model.seen == [] and not model.training
+    assert run(model, folder=tmp_path) == first  # the model that it left is the same run
     fresh = Toy(0.2)
     run(fresh)
     assert torch.equal(weights(model), weights(fresh))
@@ -615,7 +641,33 @@ def test_a_damaged_checkpoint(tmp_path, name, damage):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"noise")
-    with pytest.raises(ValueError, match="folder: got .*step-00000020, which cannot be read .*want a whole checkpoint"):
+    want = "want a whole checkpoint: delete that one"
+    with pytest.raises(ValueError, match=f"folder: got .*step-00000020, which cannot be read .*{want}"):
+        run(folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_checkpoint_with_other_bytes(tmp_path, name):
+    run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20] / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"cannot be read .*{name} has other bytes than were written"):
+        run(folder=tmp_path)
+
+
+@pytest.mark.parametrize("key", ["identity", "history", "unlogged", "seconds", "scaler", "sha256"])
+def test_a_checkpoint_that_lacks_something(tmp_path, key):
+    first = run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20] / "training.json"
+    state = json.loads(path.read_text())
+    del state[key]
+    path.write_text(json.dumps(state))
+    if key == "sha256":  # as before there were any
+        assert run(folder=tmp_path) == first
+        return
+    with pytest.raises(ValueError, match=f"which cannot be read .KeyError: '{key}'.; want a whole checkpoint"):
         run(folder=tmp_path)
 
 
@@ -627,15 +679,29 @@ def test_a_checkpoint_of_another_format(tmp_path):
         run(folder=tmp_path)
 
 
-def test_a_best_checkpoint_that_is_gone(tmp_path):
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_best_checkpoint_that_is_gone_or_damaged(tmp_path, damage):
     text = overfitting()[1]
     c = config(learning_rate=0.1, steps=40, evaluate_every=4)
-    best = train(Toy(), text, c, folder=tmp_path, progress=False).best_step
-    for path in checkpoints(tmp_path)[best].iterdir():
-        path.unlink()
-    checkpoints(tmp_path)[best].rmdir()
-    with pytest.raises(ValueError, match=f"folder: got .* without step {best}; want its best checkpoint too"):
-        train(Toy(), text, c, folder=tmp_path, progress=False)
+    model = Toy()
+    best = train(model, text, c, folder=tmp_path, progress=False).best_step
+    path, left = checkpoints(tmp_path)[best], weights(model)
+    path.rename(path.with_name("kept"))
+    if damage == "cut":
+        path.mkdir()
+        (path / "training.json").write_text("{")
+    want = {"gone": f" without step {best}; want its best checkpoint too", "cut": "want a whole checkpoint"}[damage]
+    with pytest.raises(ValueError, match=f"folder: got .*{want}: copy it again, or delete {tmp_path} to begin anew"):
+        train(model, text, c, folder=tmp_path, progress=False)
+    shutil.rmtree(path, ignore_errors=True)
+    path.with_name("kept").rename(path)
+    assert train(model, text, c, folder=tmp_path, progress=False).best_step == best
+    assert torch.equal(weights(model), left)
+
+
+def frozen(model):
+    model.embedding.requires_grad_(False)
+    return model
 
 
 OTHER = {
@@ -645,6 +711,9 @@ OTHER = {
     "validation": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:801], valid=TOKENS[802:])}, "corpus = "),
     "fingerprint": (lambda: {"corpus": SimpleNamespace(**vars(CORPUS), fingerprint="abc")}, 'corpus = "abc"; want'),
     "width": (lambda: {"model": Toy(width=7)}, r"got model.width = 7; .*model embedding.weight = .*\(20, 7\)"),
+    "first weights": (lambda: {"model": Toy(0.2, seed=9)}, r"got initial weights = \w+; .*same seed\), as in"),
+    "a boundary": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:800], valid=TOKENS[800:])}, "corpus = "),
+    "frozen": (lambda: {"model": frozen(Toy(0.2))}, "got model embedding.weight = .* frozen"),
     "dtype": (lambda: {"model": Toy().double()}, r"model head.bias = .torch.float64 \(20,\)"),
 }
 
@@ -763,6 +832,14 @@ def test_evaluate_counts_bytes_and_gives_the_mode_back():
     assert model.training
 
 
+def test_a_model_without_parameters_is_evaluated():
+    class Guess(nn.Module):
+        def forward(self, inputs, targets, *, reduction):
+            return (targets != -100).sum() * math.log(V)
+
+    assert evaluate(Guess(), TOKENS, length=T).loss == pytest.approx(math.log(V))
+
+
 def test_a_hopeless_model_has_infinite_perplexity():
     model = Toy()
     with torch.no_grad():
@@ -821,6 +898,20 @@ def test_train_says_what_is_wrong(options, message):
 def test_half_precision_of_gpus_needs_one():
     with pytest.raises(ValueError, match="precision: got 'fp16' without a GPU; want 'no' or 'bf16'"):
         run(precision="fp16")
+
+
+def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):
+    plain = curve(run())
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: pytest.fail("compiled"))
+    assert curve(run()) == plain
+
+
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(ValueError, match="folder: got ''; want a folder, or None"):
+        run(folder="")
 
 
 def test_tensorboard_needs_a_folder():
