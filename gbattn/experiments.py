@@ -35,6 +35,7 @@ from gbattn.conventions import (
     _read_records,
     is_count,
     is_number,
+    profile,
     require,
     results_folder,
 )
@@ -56,6 +57,11 @@ from gbattn.language_model import (
 from .training import TrainConfig, evaluate, train
 
 # %% ../nbs/16_perplexity.ipynb #16e22707
+def _check_confidence(confidence: float) -> None:
+    good = is_number(confidence) and 0 < confidence < 1
+    require(good, "confidence", confidence, "a number between 0 and 1")
+
+
 def paired_interval(
     differences: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float]:
@@ -82,9 +88,7 @@ def paired_interval(
     require(n > 1, "differences", f"{n} of them", "two or more")
     odd = next((x for x in differences if not is_number(x)), None)
     require(odd is None, "differences", odd, "finite numbers")
-    require(
-        0 < confidence < 1, "confidence", confidence, "a number between 0 and 1"
-    )
+    _check_confidence(confidence)
     from scipy.special import stdtrit
 
     half = (
@@ -128,12 +132,16 @@ def welch(
     """
     for name, n in (("n_a", n_a), ("n_b", n_b)):
         require(is_count(n) and n > 1, name, n, "an integer, 2 or more")
-    good = min(sd_a, sd_b) >= 0 and max(sd_a, sd_b) > 0
+    good = is_number(mean_a) and is_number(mean_b)
+    require(good, "mean_a, mean_b", (mean_a, mean_b), "finite numbers")
+    good = is_number(sd_a) and is_number(sd_b)
+    good = good and min(sd_a, sd_b) >= 0 and max(sd_a, sd_b) > 0
     require(good, "sd_a, sd_b", (sd_a, sd_b), "standard deviations, not both 0")
     from scipy.special import stdtr
 
-    a, b = sd_a**2 / n_a, sd_b**2 / n_b
-    t = (mean_a - mean_b) / math.sqrt(a + b)
+    unit = max(sd_a, sd_b)  # a square of it may be no float
+    a, b = (sd_a / unit) ** 2 / n_a, (sd_b / unit) ** 2 / n_b
+    t = (mean_a - mean_b) / unit / math.sqrt(a + b)
     df = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
     return Welch(t, df, 2 * float(stdtr(df, -abs(t))))
 
@@ -239,7 +247,7 @@ def step_seconds(records: Iterable[Record]) -> float:
     Raises
     ------
     ValueError
-        When no record has two points.
+        When no record has two points, or no time passed between them.
 
     Notes
     -----
@@ -261,7 +269,9 @@ def step_seconds(records: Iterable[Record]) -> float:
         "no two points of a learning curve",
         "one run or more that did not diverge",
     )
-    return median(sorted(found)[: math.ceil(len(found) / 4)])
+    seconds = median(sorted(found)[: math.ceil(len(found) / 4)])
+    require(seconds > 0, "records", f"{seconds} seconds a step", "more than 0")
+    return seconds
 
 
 def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dict:
@@ -419,6 +429,14 @@ class CorpusSpec:
 
 # %% ../nbs/16_perplexity.ipynb #03b77197
 #| code-fold: true
+def _check_name(name: str, marks: str) -> None:
+    """Whether a name can be that of a file or folder, and no dots alone."""
+    plain = bool(name.strip(".")) and all(c.isalnum() or c in marks for c in name)
+    *most, last = marks
+    want = f"letters, digits, {', '.join(most)} and {last}"
+    require(plain, "name", repr(name), want)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """One of the things compared.
@@ -456,8 +474,7 @@ class Arm:
     change: str = "d_model"
 
     def __post_init__(self):
-        plain = bool(self.name) and all(c.isalnum() or c in "_." for c in self.name)
-        require(plain, "name", repr(self.name), "letters, digits, _ and .")
+        _check_name(self.name, "_.")
         object.__setattr__(self, "label", self.label or self.name)
 
     @property
@@ -617,6 +634,7 @@ class Experiment:
     rate_of: str = ""
 
     def __post_init__(self):
+        _check_name(self.name, "_-.")
         names = [arm.name for arm in self.arms]
         for argument, found in (
             ("arms", names),
@@ -648,12 +666,18 @@ class Experiment:
             "fields of ModelConfig and TrainConfig but vocab_size and seed",
         )
         owner = {key: f"arm {arm.name}" for arm in self.arms for key in arm.fixes}
-        owner |= {"learning_rate": "rates_from"} if self.rates_from else {}
+        rate = "learning_rate"
+        owner |= {rate: "rates_from"} if self.rates_from else {}
         twice = [
             f"{key}, which {owner[key]} sets" for key in self.grid if key in owner
         ]
         want = "fields that neither an arm nor rates_from sets"
         require(not twice, "grid", "; ".join(twice), want)
+        stated = [f"arm {arm.name}" for arm in self.arms if rate in arm.train]
+        stated += ["train"] if rate in self.train else []
+        want = "no learning_rate beside that of rates_from"
+        clash = bool(self.rates_from and stated)
+        require(not clash, ", ".join(stated), rate, want)
         swept = (
             [arm.name for arm in self.rates_from.arms] if self.rates_from else []
         )
@@ -1006,19 +1030,21 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
 
 # %% ../nbs/16_perplexity.ipynb #00bac923
 #| code-fold: true
-def _read(path: Path, one: Run) -> Record:
-    """The record of a run, if its settings are still those of the run."""
+def _read(path: Path, one: Run, text: str | None = None) -> Record:
+    """The record of a run, if its settings are still those of the run, and its text,
+    where a fingerprint is given, is that one."""
     found = _read_records(path)
     require(len(found) == 1, str(path), f"{len(found)} records", "one, of one run")
     record, parts = found[0], ("text", "model", "train")
     known = json.loads(json.dumps(one.settings))
-    always = {"diverged", "parameters", "non_embedding"}
+    always = {"diverged", "parameters", "non_embedding", "valid_loss", "test_loss"}
     try:
         whole = known.keys() <= record.settings.keys()
         whole = whole and always <= record.measured.keys()
         whole = whole and all(
             isinstance(record.settings[part], dict) for part in parts
         )
+        whole = whole and "fingerprint" in record.settings["text"]
     except AttributeError:  # no dictionaries
         whole = False
     require(
@@ -1028,28 +1054,40 @@ def _read(path: Path, one: Run) -> Record:
         "a whole one: delete it, and run it again",
     )
     if known["text"]["fingerprint"] is None:
-        known["text"]["fingerprint"] = record.settings["text"].get("fingerprint")
+        found = record.settings["text"]["fingerprint"]
+        known["text"]["fingerprint"] = found if text is None else text
     differ = [
         f"{part}.{key}"
         for part in parts
         for key, value in record.settings[part].items()
         if known[part].get(key, value) != value
     ]
-    want = f"those of the run {one.id}: defaults have changed since; state them, or delete the record"
+    since = "the text has" if differ == ["text.fingerprint"] else "defaults have"
+    want = f"those of the run {one.id}: {since} changed since; state them, or delete the record"
     require(not differ, str(path), f"other settings: {', '.join(differ)}", want)
     return record
 
 
-def _finished(one: Run, folder: Path) -> Record | None:
+def _finished(one: Run, folder: Path, text: str | None = None) -> Record | None:
     """The record of a run, if it is in."""
     path = folder / one.experiment / f"{one.name}.json"
-    return _read(path, one) if path.is_file() else None
+    if not path.is_file():
+        return None
+    record = _read(path, one, text)
+    got = record.experiment, record.settings["arm"]
+    mine = one.experiment, one.arm.name
+    want = f"{mine}: delete the record, and run it again"
+    require(got == mine, str(path), f"a record of {got}", want)
+    return record
 
 
-def _from_elsewhere(one: Run, folder: Path) -> Record | None:
-    """The record of the same run in another experiment, under the name of this one."""
+def _from_elsewhere(one: Run, folder: Path, text: str) -> Record | None:
+    """The record of the same run on the same text in another experiment, under the
+    name of this one."""
     for path in sorted(folder.glob(f"*/*-{one.id}.json")):
         record = _read(path, one)
+        if record.settings["text"]["fingerprint"] != text:
+            continue  # its folder has other files since
         mine = {key: one.settings[key] for key in ("arm", "label", "planned")}
         return replace(
             record, experiment=one.experiment, settings=record.settings | mine
@@ -1123,7 +1161,8 @@ def _work(
         failed = [
             line.split()[0] for line in failures.read_text("utf-8").splitlines()
         ]
-        return one.id in failed or _finished(one, folder) is not None
+        text = one.corpus.load(corpora).fingerprint
+        return one.id in failed or _finished(one, folder, text) is not None
 
     def take() -> bool:
         for number, one in enumerate(runs, 1):
@@ -1137,7 +1176,8 @@ def _work(
                     held.enter_context(FileLock(place / "lock", timeout=0))
                     if over(one):
                         continue
-                    record = _from_elsewhere(one, folder)
+                    text = one.corpus.load(corpora).fingerprint
+                    record = _from_elsewhere(one, folder, text)
                     if record is None:
                         record = _perform(one, place, corpora, progress)
                         provenance = record.provenance | _provenance(one.experiment)
@@ -1289,7 +1329,8 @@ def run(
     """
     experiment = _named(experiment)
     require(is_count(workers), "workers", repr(workers), "a positive integer")
-    require(len(shard) == 2, "shard", repr(shard), "(k, n) with k from 1 to n")
+    pair = isinstance(shard, (tuple, list)) and len(shard) == 2
+    require(pair, "shard", repr(shard), "(k, n) with k from 1 to n")
     folder = Path(folder or results_folder())
     work = Path(
         work
@@ -1305,6 +1346,8 @@ def run(
     # What would stop every run stops this one, before the first hour.
     _demand_writable("folder", folder, experiment.name)
     _demand_writable("work", work)
+    profile()
+    _load.cache_clear()  # the files may be others than at the last call
     experiment.corpus.load(corpora)
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
         failures = Path(place) / "failures"
@@ -1387,6 +1430,7 @@ def compare(
     -----
     Source: chapter 16.
     """
+    _check_confidence(confidence)
     arms: dict[str, dict[int, Record]] = {}
     text = None
     for record in records:

@@ -469,7 +469,7 @@ def test_a_changed_default_is_found_out(finished, corpora):
 
 def test_shards_do_each_run_once_and_leave_pairs_together(corpora, tmp_path, monkeypatch):
     performed = []
-    monkeypatch.setattr(experiments, "_perform", lambda one, *_: performed.append(one) or made(one))
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: performed.append(one) or made(one, corpora))
     blocks = [(seed, rate) for seed in (1, 2) for rate in (1e-3, 2e-3)]
     many = replace(TINY, grid={"learning_rate": (1e-3, 2e-3)})
     for k, mine in ((1, blocks[::3]), (2, blocks[1::3]), (3, blocks[2::3])):
@@ -482,10 +482,10 @@ def test_shards_do_each_run_once_and_leave_pairs_together(corpora, tmp_path, mon
     assert len(records_of(many, tmp_path / "results")) == many.planned == 8
 
 
-def made(one):
+def made(one, corpora=None):
     measured = dict(diverged=False, test_loss=1.0, valid_loss=1.0, test_perplexity=2.7, seconds=1.0)
     measured |= dict(parameters=1, non_embedding=1)
-    text = one.settings["text"] | {"fingerprint": "f"}
+    text = one.settings["text"] | {"fingerprint": one.corpus.load(corpora).fingerprint if corpora else "f"}
     return Record(one.experiment, one.settings | {"text": text}, measured)
 
 
@@ -495,7 +495,7 @@ def test_workers_side_by_side_share_the_runs(corpora, tmp_path, monkeypatch):
     def perform(one, *_):
         performed.append(one.id)
         time.sleep(0.05)
-        return made(one)
+        return made(one, corpora)
 
     monkeypatch.setattr(experiments, "_perform", perform)
     many = replace(TINY, seeds=tuple(range(10)))
@@ -508,7 +508,7 @@ def test_workers_side_by_side_share_the_runs(corpora, tmp_path, monkeypatch):
 
 
 def test_a_run_that_another_holds_is_left_to_it(corpora, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one))
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one, corpora))
     held = TINY.runs()[1]
     (tmp_path / "work" / held.id).mkdir(parents=True)
     with FileLock(tmp_path / "work" / held.id / "lock"):
@@ -621,7 +621,7 @@ def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch, caps
         performed.append(one.id)
         if one.seed == 1:
             raise OSError(f"no {one.arm.name}")
-        return made(one)
+        return made(one, corpora)
 
     monkeypatch.setattr(experiments, "_perform", perform)
     with pytest.raises(OSError, match="no standard"):
@@ -634,7 +634,7 @@ def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch, caps
 
 def test_a_place_that_cannot_be_holds_up_no_other(corpora, tmp_path, monkeypatch, capsys):
     """Nor does a record that is damaged."""
-    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one))
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one, corpora))
     runs = TINY.runs()
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / runs[0].id).write_text("a file where the folder of the run is to be")
@@ -663,6 +663,8 @@ def test_where_runs_live_is_looked_at_before_any_run(corpora, tmp_path, monkeypa
         lambda found: found | {"settings": {k: v for k, v in found["settings"].items() if k != "model"}},
         lambda found: found | {"settings": {k: v for k, v in found["settings"].items() if k != "label"}},
         lambda found: found | {"measured": {k: v for k, v in found["measured"].items() if k != "diverged"}},
+        lambda found: found | {"measured": {k: v for k, v in found["measured"].items() if k != "test_loss"}},
+        lambda found: found | {"settings": found["settings"] | {"text": {"name": "tiny"}}},
         lambda found: found | {"measured": None},
     ],
 )
@@ -673,6 +675,40 @@ def test_a_record_that_is_not_whole_is_damaged(finished, tmp_path, change):
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(ValueError, match=f"{path.name}: got a damaged record; want a whole one: delete it"):
         records_of(TINY, tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"experiment": "other"}, {"settings": {"arm": "boosted_residual"}}])
+def test_a_record_under_the_name_of_another_is_refused(finished, tmp_path, change):
+    place, records = finished
+    shutil.copytree(place / "results" / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / f"{TINY.runs()[0].name}.json"
+    found = json.loads(path.read_text())
+    settings = found["settings"] | change.get("settings", {})
+    path.write_text(json.dumps(found | change | {"settings": settings}))
+    with pytest.raises(ValueError, match=f"{path.name}: got a record of .*; want .*'tiny', 'standard'.*delete the"):
+        records_of(TINY, tmp_path)
+
+
+def test_a_record_of_another_text_is_not_taken_over(corpora, tmp_path):
+    """The same folder, with other files since."""
+    shutil.copytree(corpora / "tiny", tmp_path / "tiny")
+    options = dict(folder=tmp_path / "results", corpora=tmp_path, progress=False)
+    before, after = (replace(TINY, name=name, seeds=(1,), arms=(STANDARD,)) for name in ("before", "after"))
+    (first,) = run(before, work=tmp_path / "work", **options)
+    text = tmp_path / "tiny" / "train.txt"
+    text.write_text(text.read_text()[::-1])
+    (second,) = run(after, work=tmp_path / "elsewhere", **options)
+    assert first.settings["text"]["fingerprint"] != second.settings["text"]["fingerprint"]
+    assert first.measured["test_loss"] != second.measured["test_loss"]
+    with pytest.raises(ValueError, match="other settings: text.fingerprint; want .*: the text has changed since"):
+        run(replace(before, seeds=(1, 2)), work=tmp_path / "work", **options)
+
+
+def test_a_profile_that_is_none_is_refused_before_any_run(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_work", lambda *share: pytest.fail("a run was started"))
+    monkeypatch.setenv("GBATTN_PROFILE", "fast")
+    with pytest.raises(ValueError, match="GBATTN_PROFILE: got 'fast'"):
+        go(corpora, tmp_path)
 
 
 def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
@@ -697,13 +733,17 @@ def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
 # The sweep and what takes its rates
 
 
+UNRATED = replace(TINY, train={key: x for key, x in TINY.train.items() if key != "learning_rate"})
+
+
 def swept(losses, folder, arms=TINY.arms, **more):
     """A sweep, and in a folder its records with these losses by arm and rate; None is a run that diverged."""
     rates = tuple(dict.fromkeys(rate for _, rate in losses))
     sweep = replace(TINY, name="sweep", arms=arms, seeds=(0, 3), grid={"learning_rate": rates})
     for one in sweep.runs():
         loss = losses[one.arm.name, one.train.learning_rate]
-        found = dict(valid_loss=loss, diverged=loss is None, parameters=1, non_embedding=1) | more.get(one.arm.name, {})
+        found = dict(valid_loss=loss, test_loss=loss, diverged=loss is None, parameters=1, non_embedding=1)
+        found |= more.get(one.arm.name, {})
         Record("sweep", one.settings, found).save(one.name, folder)
     return sweep
 
@@ -712,7 +752,7 @@ def test_rates_come_from_the_sweep(tmp_path):
     losses = {("standard", 1e-3): 2.0, ("standard", 2e-3): 1.0}
     losses |= {("boosted_residual", 1e-3): 1.0, ("boosted_residual", 2e-3): None}
     sweep = swept(losses, tmp_path)
-    after = replace(TINY, name="after", rates_from=sweep)
+    after = replace(UNRATED, name="after", rates_from=sweep)
     rates = [one.train.learning_rate for one in after.tuned(tmp_path).runs()[:2]]
     assert rates == [2e-3, 1e-3]
     unswept = replace(after, arms=(STANDARD, BOOSTED, Arm(name="y")))
@@ -725,7 +765,7 @@ def test_rates_come_from_the_sweep(tmp_path):
 def test_without_the_whole_sweep_no_run_is_known(tmp_path):
     """Its grid was extended, or a record is missing: the best rate may be another."""
     losses = {(arm.name, rate): abs(rate - 2) for arm in TINY.arms for rate in (1, 2, 3)}
-    after = replace(TINY, name="after", rates_from=swept(losses, tmp_path))
+    after = replace(UNRATED, name="after", rates_from=swept(losses, tmp_path))
     for one in after.tuned(tmp_path).runs():
         Record("after", one.settings, made(one).measured).save(one.name, tmp_path)
     assert len(records_of(after, tmp_path)) == 4
@@ -767,7 +807,7 @@ def test_a_best_rate_at_the_edge_is_not_found(losses, edge):
 def test_an_untuned_arm_is_named_wherever_its_rate_is_used(tmp_path):
     losses = {("standard", rate): -rate for rate in (1, 2, 3)}
     losses |= {("boosted_residual", rate): abs(rate - 2) for rate in (1, 2, 3)}
-    after = replace(TINY, rates_from=swept(losses, tmp_path))
+    after = replace(UNRATED, rates_from=swept(losses, tmp_path))
     assert after.untuned(tmp_path) == {"standard"}
     assert replace(after, rate_of="standard").untuned(tmp_path) == {"standard", "boosted_residual"}
     assert replace(after, rate_of="boosted_residual").untuned(tmp_path) == set()
@@ -780,7 +820,7 @@ def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):
     timed = {"standard": pace(1.0), "wide": pace(2.0), "boosted_residual": pace(2.0)}
     sweep = swept({(arm.name, 1e-3): 1.0 for arm in arms}, tmp_path, arms, **timed)
     arm = Arm(name="slow", equal_to=BOOSTED, equal_in="time")
-    experiment = replace(TINY, rates_from=sweep, arms=(arm,), rate_of="wide")
+    experiment = replace(UNRATED, rates_from=sweep, arms=(arm,), rate_of="wide")
     found = experiment.tuned(tmp_path).runs()[0].model
     assert (found.d_model, found.d_ffn) == (16, 64)
     with pytest.raises(ValueError, match="by: got 'time'"):
@@ -829,6 +869,12 @@ def test_welch_is_that_of_scipy(s, n, m):
     theirs = stats.ttest_ind(a, b, equal_var=False)
     assert ours.t == pytest.approx(theirs.statistic) and ours.p == pytest.approx(theirs.pvalue)
     assert ours.df == pytest.approx(theirs.df)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_welch_in_other_units(unit):
+    plain, scaled = welch(3, 1, 4, 2, 0.5, 3), welch(3 * unit, unit, 4, 2 * unit, 0.5 * unit, 3)
+    assert scaled == pytest.approx(plain)
 
 
 def test_compare_by_hand():
@@ -883,6 +929,7 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: run("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: run(TINY, workers=0), "workers: got 0; want a positive integer"),
         (lambda: run(TINY, shard=(3, 2)), "shard: got (3, 2); want (k, n) with k from 1 to n"),
+        (lambda: run(TINY, shard=1), "shard: got 1; want (k, n) with k from 1 to n"),
         (lambda: run(TINY, shard=(1,)), "shard: got (1,); want (k, n) with k from 1 to n"),
         (lambda: records_of("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: paired_interval([1.0]), "differences: got 1 of them; want two or more"),
@@ -891,6 +938,10 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: paired_interval([1.0, 2.0], 1), "confidence: got 1; want a number between 0 and 1"),
         (lambda: welch(1, 1, 1, 1, 1, 2), "n_a: got 1; want an integer, 2 or more"),
         (lambda: welch(1, 0, 2, 1, 0, 2), "sd_a, sd_b: got (0, 0); want standard deviations, not both 0"),
+        (lambda: welch(1, 1, 2, 1, math.nan, 2), "sd_a, sd_b: got (1, nan); want standard deviations"),
+        (lambda: welch(1, math.inf, 2, 1, 1, 2), "sd_a, sd_b: got (inf, 1); want standard deviations"),
+        (lambda: welch(1, 1, 2, math.nan, 1, 2), "mean_a, mean_b: got (1, nan); want finite numbers"),
+        (lambda: compare([], confidence=95), "confidence: got 95; want a number between 0 and 1"),
         (lambda: compare([]), "reference: got 'standard'; want one of the arms of the records, but there are none"),
         (lambda: compare([record("standard", 1, 1.0)] * 2), "records: got two of arm standard and seed 1; want one"),
         (lambda: compare([record("standard", 1, 1.0)], metric="x"), "metric: got 'x'; want one of test_loss"),
@@ -916,6 +967,7 @@ PAIR = (("a", 16), ("b", 32))
             "config: got d_ffn = 8; want d_ffn = None, to be set",
         ),
         (lambda: step_seconds([record("a", 1, None)]), "records: got no two points of a learning curve; want one run"),
+        (lambda: step_seconds([record("a", 1, 1.0, seconds=0.0)]), "records: got 0.0 seconds a step; want more than 0"),
         (lambda: equal_time(TOY, [], "boosted"), "slow: got 'boosted'; want an arm of the records"),
         (lambda: equal_time(replace(TOY, d_ffn=8), [], "a"), "config: got d_ffn = 8; want d_ffn = None, to be set"),
         (
@@ -925,6 +977,18 @@ PAIR = (("a", 16), ("b", 32))
         (
             lambda: equal_time(TOY, [record(a, 1, 1.0, seconds=1.0, size=dict(d_model=w)) for a, w in PAIR], "a"),
             "records: got larger models that are no slower; want times that grow with the size",
+        ),
+        (lambda: Arm(name=".."), "name: got '..'; want letters, digits, _ and ."),
+        (lambda: replace(TINY, name="../up"), "name: got '../up'; want letters, digits, _, - and ."),
+        (lambda: replace(TINY, name=".."), "name: got '..'; want letters"),
+        (lambda: replace(TINY, name=""), "name: got ''; want letters"),
+        (
+            lambda: replace(TINY, rates_from=TINY),
+            "train: got learning_rate; want no learning_rate beside that of rates_from",
+        ),
+        (
+            lambda: replace(UNRATED, arms=(Arm(name="a", train={"learning_rate": 1.0}),), rates_from=TINY),
+            "arm a: got learning_rate; want no learning_rate beside that of rates_from",
         ),
         (lambda: Arm(name="a-b"), "name: got 'a-b'; want letters, digits, _ and ."),
         (lambda: replace(TINY, seeds=(1, 1)), "seeds: got [1, 1]; want one or more, all different"),
@@ -940,12 +1004,12 @@ PAIR = (("a", 16), ("b", 32))
             "grid: got attention, which arm wider sets; want fields that neither an arm nor rates_from sets",
         ),
         (
-            lambda: replace(TINY, rates_from=TINY, grid={"learning_rate": (1.0,)}),
+            lambda: replace(UNRATED, rates_from=TINY, grid={"learning_rate": (1.0,)}),
             "grid: got learning_rate, which rates_from sets; want fields that neither",
         ),
         (lambda: replace(TINY, rate_of="x"), "rate_of: got x; want an arm of rates_from: there is no sweep"),
         (
-            lambda: replace(TINY, rates_from=TINY, rate_of="x"),
+            lambda: replace(UNRATED, rates_from=TINY, rate_of="x"),
             "rate_of: got x; want an arm of rates_from: standard, boosted_residual",
         ),
         (lambda: CorpusSpec(name="nowhere").load("/"), "corpora: got /; want a folder that holds nowhere"),
