@@ -595,7 +595,7 @@ def _trained(
             end = f"step {step} is kept in {folder}; the same command goes on from there"
         raise KeyboardInterrupt(end) from None
     model.save_pretrained(folder)
-    _write(folder / "history.json", history.to_dict())
+    _write(folder / "history.json", _plain(history.to_dict()))
     return history
 
 
@@ -748,7 +748,7 @@ def _open_model(folder: Path, device: str | None):
 def evaluate_model(
     folder: Path = Path("gbattn-model"),
     *,
-    split: str = "test",
+    split: str | None = None,
     text: Path | None = None,
     corpus: str | None = None,
     context: int = 0,
@@ -762,8 +762,8 @@ def evaluate_model(
     ----------
     folder : Path
         That gbattn train wrote.
-    split : {"test", "valid", "train"}
-        Which part of the corpus it was trained on.
+    split : {"test", "valid", "train"}, optional
+        Which part of the corpus it was trained on; test by default.
     text : Path, optional
         A UTF-8 file to score instead, cut by the model's own tokenizer.
     corpus : str, optional
@@ -783,7 +783,12 @@ def evaluate_model(
     from gbattn.corpora import SPLITS
     from gbattn.training import evaluate
 
-    _require(split in SPLITS, "split", repr(split), "one of " + ", ".join(SPLITS))
+    known = split is None or split in SPLITS
+    _require(known, "split", repr(split), "one of " + ", ".join(SPLITS))
+    split, stated = split or "test", {"corpus": corpus, "split": split}
+    for name, value in stated.items():
+        alone = text is None or value is None
+        _require(alone, name, f"{value!r} with --text", "one of the two")
     model, reader = _open_model(folder, device)
     run = _read_run(folder)
     if text is not None:
@@ -860,7 +865,10 @@ def generate_text(
 
     _require(is_count(samples), "samples", samples, "a positive integer")
     model, reader = _open_model(folder, device)
-    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if prompt == "-":
+        want = "text there, or a prompt"
+        _require(sys.stdin is not None, "prompt", "a closed standard input", want)
+        prompt = sys.stdin.read()
     tokens = _tokens_of(prompt, reader)
     if max_new_tokens is None:
         max_new_tokens = _room(model.config, len(tokens), 100)
@@ -1051,8 +1059,10 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
+    from gbattn.conventions import is_count
     from gbattn.experiments import EXPERIMENTS, _demand_writable, run
 
+    _require(is_count(workers), "workers", workers, "a positive integer")
     _demand_one_process("run", "--workers starts more")
     k, n = shard
     _require(
@@ -1272,6 +1282,8 @@ def measure_arms(
     known = dtype in ("float32", "bfloat16")
     _require(known, "dtype", repr(dtype), "float32 or bfloat16")
     _require(len(arms) > 0, "arms", "none", "one or more")
+    once = len(set(arms)) == len(arms)
+    _require(once, "arms", " ".join(arms), "each name once")
     room = _room(model, 1, 32)  # a turn begins with one token
     want = "2 or more, as positions are learned: one to read, one to write"
     _require(room > 0, "max_length", model.max_length, want)

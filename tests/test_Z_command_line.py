@@ -356,6 +356,11 @@ def test_the_prompt_from_standard_input(trained, result, monkeypatch):
     assert found["prompt"] == "a red tree" and found["texts"][0].startswith("a red tree")
 
 
+def test_a_prompt_from_a_standard_input_that_is_closed(trained, call, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)  # as Python has it then
+    refused(call("generate", "-", "--folder", trained), 2, "PROMPT: got a closed standard input; want text there")
+
+
 def test_what_would_command_a_terminal_is_not_shown(call, trained, monkeypatch):
     monkeypatch.setattr(command_line, "_continued", lambda *words, **how: ["a\x1b[31mb\x9b\r\n\tc é 😀"])
     _, out, _ = call("generate", "--folder", trained)
@@ -416,6 +421,23 @@ def test_another_run_in_the_folder(text, trained, call):
         'model.norm = "pre"',
     )
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_the_history_is_json_whatever_is_in_it(text, tmp_path, call, monkeypatch):
+    """In fp16 an update whose gradient is not finite is skipped, and its point is infinite."""
+    from gbattn import training
+
+    def infinite(*words, **how):
+        history = real(*words, **how)
+        history.gradient_norm[0] = math.inf
+        return history
+
+    real = training.train
+    monkeypatch.setattr(training, "train", infinite)
+    assert call("train", text, "--folder", tmp_path, *SHORT)[0] == 0
+    found = json.loads((tmp_path / "history.json").read_text(), parse_constant=pytest.fail)
+    assert found["gradient_norm"][0] is None
+    assert call("train", text, "--folder", tmp_path, *SHORT)[0] == 0
 
 
 def test_a_foreign_folder_is_left_alone(text, tmp_path, call):
@@ -511,6 +533,11 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["evaluate", "TRAINED", "--split", "dev"], ["--split: got 'dev'; want one of train, valid, test"]),
         (["evaluate", "TRAINED", "--corpus", "OTHER"], ["--corpus: got a text with fingerprint", "--text scores"]),
         (["evaluate", "TRAINED", "--corpus", "nowhere"], ["--corpus: got 'nowhere'"]),
+        (["evaluate", "TRAINED", "--text", "SHORT", "--corpus", "TEXT"], ["--corpus: got", "with --text; want one of"]),
+        (
+            ["evaluate", "TRAINED", "--text", "SHORT", "--split", "test"],
+            ["--split: got 'test' with --text; want one of the two"],
+        ),
         (["evaluate", "TRAINED", "--text", "BINARY"], ["--text: got", "want UTF-8 text"]),
         (["evaluate", "TRAINED", "--text", "nowhere"], ["--text: got nowhere; want a file"]),
         (["evaluate", "TRAINED", "--text", "SHORT"], ["--text: got 1 token"]),
@@ -524,6 +551,7 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["generate", "--folder", "TRAINED", "--top-p", "2"], ["--top-p: got 2.0"]),
         (["tokenize", "nowhere"], ["CORPUS: got 'nowhere'"]),
         (["tokenize", "TEXT", "--vocab-size", "3"], ["--vocab-size: got 3"]),
+        (["run", "--workers", "0"], ["--workers: got 0; want a positive integer"]),
         (["run", "nothing"], ["NAME: got 'nothing'; want one of quick"]),
         (["run", "quick", "--shard", "3/2"], ["--shard: got 3/2; want K/N with K from 1 to N, such as 2/8"]),
         (["run", "quick", "--shard", "0/2"], ["--shard: got 0/2; want K/N"]),
@@ -542,6 +570,7 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["compare", "qiuck", "--results", "nowhere"], ["NAME: got 'qiuck'", "want one of quick, mini-sweep"]),
         (["bench", "magic"], ["ARMS: got 'magic'; want one of"]),
         (["bench", "boosted", "magic"], ["ARMS: got 'magic'; want one of"]),
+        (["bench", "boosted", "boosted"], ["ARMS: got boosted boosted; want each name once"]),
         (["bench", "--rounds", "0"], ["--rounds: got 0"]),
         (["bench", "--new-tokens", "0"], ["--new-tokens: got 0"]),
         (["bench", "--dtype", "int8"], ["--dtype: got 'int8'; want float32 or bfloat16"]),
@@ -864,6 +893,7 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert (listed["tiny"]["done"], listed["tiny"]["runs"]) == (0, 4)
 
     half = result("run", "tiny", *place, "--shard", "1/2")["experiments"][0]
+    refused(call("compare", "tiny", *place[:2], "--confidence", "2"), 2, "--confidence: got 2.0; want a number between")
     assert (half["done"], half["left"]) == (2, "about") and half["hours_left"] >= 0
     code, out, err = call("compare", "tiny", *place[:2])
     assert code == 0 and out.endswith("\n2 of 4 runs are in, so no ordering is decided\n")
