@@ -404,9 +404,7 @@ def _fingerprint(corpus) -> str:
         return corpus.fingerprint
     digest = hashlib.sha256()
     for split in (corpus.train, corpus.valid):
-        digest.update(
-            f"{len(split)} ".encode()
-        )  # where one ends, and the next begins
+        digest.update(f"{len(split)} ".encode())  # where one ends, the next begins
         digest.update(np.ascontiguousarray(split).astype("<i8").tobytes())
     return digest.hexdigest()[:12]
 
@@ -426,9 +424,9 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
     return {name: json.dumps(x, default=str) for name, x in settings.items()}
 
 
-_BEGAN: dict[
-    tuple[Path, str], str
-] = {}  # with which weights, by folder and weights
+# With which weights the run began that left these weights in this folder: who stops a
+# run in a notebook goes on with the model that it left.
+_BEGAN: dict[tuple[Path, str], str] = {}
 
 
 def _hash_of(model: nn.Module) -> str:
