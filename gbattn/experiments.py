@@ -1806,6 +1806,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             **_AT_ONE_RATE,
         ),
         Experiment(
+            name="mini-again",
+            question="the same with five new seeds, and a rival of equal FLOPs",
+            arms=tuple(map(_with_attention_dropout, (WIDER, BOOSTED, WIDER_FLOPS))),
+            seeds=(4, 5, 6, 7, 8),
+            **_MINI,
+            **_AT_ONE_RATE,
+        ),
+        Experiment(
             name="mini-rotary",
             question="the same with rotary positions",
             arms=(STANDARD, WIDER, BOOSTED),
