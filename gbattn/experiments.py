@@ -1644,7 +1644,7 @@ _LONG_SWEEP = Experiment(
     question="which learning rate each arm wants with three times the warm-up",
     arms=(STANDARD, WIDER, BOOSTED, WIDER_FLOPS),
     seeds=(0,),
-    grid={"learning_rate": (2e-3, 4e-3, 8e-3, 16e-3)},
+    grid={"learning_rate": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3)},
     **_LONG,
 )
 _ONE_PASS = dict(
