@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -32,9 +32,11 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from gbattn.conventions import (
+    COLOURS,
     Record,
     _read_records,
     is_count,
+    is_integer,
     is_number,
     profile,
     require,
@@ -43,6 +45,7 @@ from gbattn.conventions import (
 from gbattn.corpora import (
     HUB,
     MANIFEST,
+    TOKENIZERS,
     Corpus,
     _cache_root,
     _read_manifest,
@@ -155,6 +158,7 @@ MEASURES: dict[str, Callable[[ModelConfig], int]] = {
         model_cost(config, config.max_length, 1).training_flops
     ),
 }
+_CHANGES = ("d_model", "n_layers")
 
 
 def matched(
@@ -196,10 +200,7 @@ def matched(
     """
     require(by in MEASURES, "by", repr(by), "one of " + ", ".join(MEASURES))
     require(
-        change in ("d_model", "n_layers"),
-        "change",
-        repr(change),
-        "'d_model' or 'n_layers'",
+        change in _CHANGES, "change", repr(change), "one of " + ", ".join(_CHANGES)
     )
     require(
         config.d_ffn is None,
@@ -392,10 +393,15 @@ class CorpusSpec:
     vocab_size, tokenizer, max_train_tokens
         As in `gbattn.corpora.load_corpus`.
     max_valid_tokens : int, optional
-        How many tokens of valid the training loop looks at to choose its best step;
-        all by default. What is reported is measured on all.
+        How many tokens of valid the training loop looks at to choose its best step,
+        2 or more; all by default. What is reported is measured on all.
     fingerprint : str, optional
         That of the corpus, where the experiment is about one text and no other.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -408,6 +414,27 @@ class CorpusSpec:
     max_train_tokens: int | None = None
     max_valid_tokens: int | None = None
     fingerprint: str | None = None
+
+    def __post_init__(self):
+        for argument in (
+            "name",
+            *("fingerprint",) * (self.fingerprint is not None),
+        ):
+            value = getattr(self, argument)
+            good = isinstance(value, str) and value != ""
+            require(good, argument, repr(value), "a string that is not empty")
+        want = "one of " + ", ".join(TOKENIZERS)
+        good = self.tokenizer in TOKENIZERS
+        require(good, "tokenizer", repr(self.tokenizer), want)
+        for argument, least in (
+            ("vocab_size", 1),
+            ("max_train_tokens", 1),
+            ("max_valid_tokens", 2),
+        ):
+            value = getattr(self, argument)
+            good = value is None and argument != "vocab_size"
+            good = good or is_integer(value) and value >= least
+            require(good, argument, repr(value), f"an integer, {least} or more")
 
     def load(self, corpora: str | Path | None = None) -> Corpus:
         """Return the corpus, made once and cached. Where a fingerprint is given and
@@ -438,6 +465,11 @@ def _check_name(name: str, marks: str) -> None:
     require(plain, "name", repr(name), want)
 
 
+def _check_dictionaries(**given: object) -> None:
+    for argument, value in given.items():
+        require(isinstance(value, dict), argument, repr(value), "a dictionary")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """One of the things compared.
@@ -460,6 +492,11 @@ class Arm:
     change : {"d_model", "n_layers"}
         By what.
 
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
+
     Notes
     -----
     Source: chapter 16.
@@ -476,6 +513,18 @@ class Arm:
 
     def __post_init__(self):
         _check_name(self.name, "_.")
+        for argument, known in (
+            ("method", COLOURS),
+            ("equal_in", (*MEASURES, "time")),
+            ("change", _CHANGES),
+        ):
+            value = getattr(self, argument)
+            want = "one of " + ", ".join(known)
+            require(value in known, argument, repr(value), want)
+        rival = self.equal_to
+        good = rival is None or isinstance(rival, Arm)
+        require(good, "equal_to", repr(rival), "an Arm, or None")
+        _check_dictionaries(model=self.model, train=self.train)
         object.__setattr__(self, "label", self.label or self.name)
 
     @property
@@ -636,6 +685,27 @@ class Experiment:
 
     def __post_init__(self):
         _check_name(self.name, "_-.")
+        good = isinstance(self.corpus, CorpusSpec)
+        require(good, "corpus", repr(self.corpus), "a CorpusSpec")
+        _check_dictionaries(model=self.model, train=self.train, grid=self.grid)
+        for argument, values, fits, want in (
+            ("arms", self.arms, lambda arm: isinstance(arm, Arm), "of Arm"),
+            (
+                "seeds",
+                self.seeds,
+                lambda seed: is_integer(seed) and seed >= 0,
+                "of integers, 0 or more",
+            ),
+            *(
+                (f"grid {key}", values, lambda value: True, "of values")
+                for key, values in self.grid.items()
+            ),
+        ):
+            good = isinstance(values, (tuple, list, range))
+            good = good and all(map(fits, values))
+            require(good, argument, repr(values), f"a tuple {want}")
+        good = self.rates_from is None or isinstance(self.rates_from, Experiment)
+        require(good, "rates_from", repr(self.rates_from), "an Experiment, or None")
         names = [arm.name for arm in self.arms]
         for argument, found in (
             ("arms", names),
@@ -688,6 +758,10 @@ class Experiment:
             self.rate_of,
             f"an arm of rates_from: {', '.join(swept) or 'there is no sweep'}",
         )
+        varied = set(self.rates_from.grid if self.rates_from else {rate})
+        want = "one that varies learning_rate, and nothing else"
+        got = f"a sweep that varies {', '.join(sorted(varied)) or 'nothing'}"
+        require(varied == {rate}, "rates_from", got, want)
 
     @property
     def planned(self) -> int:
@@ -759,6 +833,12 @@ class Experiment:
         )
         if arm.equal_to is None:
             return config
+        require(
+            arm.equal_in != "time",
+            f"arm {arm.name}",
+            "a size of equal time that is not known yet",
+            "an experiment with rates_from, whose tuned() takes it from the sweep",
+        )
         target = self.model_of(arm.equal_to)
         return replace(
             config, **matched(config, target, arm.equal_in, change=arm.change)
@@ -838,6 +918,17 @@ def _loss(record: Record, metric: str) -> float:
     return record.measured[metric]
 
 
+def _of_one_text(records: Iterable[Record]) -> Iterator[Record]:
+    """The records one by one, as long as their text is that of the first."""
+    first = None
+    for record in records:
+        text = record.settings["corpus"], record.settings["text"]["fingerprint"]
+        first = first or text
+        want = f"{first}, as the first: losses on different tokens do not compare"
+        require(text == first, "records", f"the text {text}", want)
+        yield record
+
+
 def _by_rate(
     records: Iterable[Record], metric: str
 ) -> dict[str, dict[float, float]]:
@@ -849,14 +940,18 @@ def _by_rate(
         repr(metric),
         "one of valid: test is not to choose by",
     )
-    found: dict[str, dict[float, list[float]]] = {}
-    for record in records:
-        rates = found.setdefault(record.settings["arm"], {})
-        rates.setdefault(record.settings["learning_rate"], []).append(
-            _loss(record, metric)
+    found: dict[str, dict[float, dict[int, float]]] = {}
+    for record in _of_one_text(records):
+        arm, rate, seed = (
+            record.settings[key] for key in ("arm", "learning_rate", "seed")
         )
+        losses = found.setdefault(arm, {}).setdefault(rate, {})
+        got = f"two of arm {arm}, learning rate {rate} and seed {seed}"
+        want = "runs that differ in arm, learning rate and seed"
+        require(seed not in losses, "records", got, want)
+        losses[seed] = _loss(record, metric)
     return {
-        arm: {rate: fmean(rates[rate]) for rate in sorted(rates)}
+        arm: {rate: fmean(rates[rate].values()) for rate in sorted(rates)}
         for arm, rates in found.items()
     }
 
@@ -877,7 +972,8 @@ def best_rates(
     Raises
     ------
     ValueError
-        When the metric is of test or unknown, or every rate of an arm diverged.
+        When the metric is of test or unknown, every rate of an arm diverged, the
+        texts differ, or two records have the same arm, rate and seed.
 
     Notes
     -----
@@ -1165,6 +1261,10 @@ def _work(
         text = one.corpus.load(corpora).fingerprint
         return one.id in failed or _finished(one, folder, text) is not None
 
+    def say(number: int, one: Run, what: str) -> None:
+        line = f"{one.experiment} {number}/{len(runs)} {one.name}: {what}"
+        print(line, file=sys.stderr, flush=True)
+
     def take() -> bool:
         for number, one in enumerate(runs, 1):
             place = work / one.id
@@ -1180,6 +1280,8 @@ def _work(
                     text = one.corpus.load(corpora).fingerprint
                     record = _from_elsewhere(one, folder, text)
                     if record is None:
+                        if not progress:
+                            say(number, one, "starts")
                         record = _perform(one, place, corpora, progress)
                         provenance = record.provenance | _provenance(one.experiment)
                         record = replace(record, provenance=provenance)
@@ -1200,11 +1302,7 @@ def _work(
                         if not m["diverged"]
                         else f"diverged: {m['why']}"
                     )
-            print(
-                f"{one.experiment} {number}/{len(runs)} {one.name}: {end}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(number, one, end)
             return True
         return False
 
@@ -1296,7 +1394,8 @@ def run(
         Itself, or a name in `EXPERIMENTS`.
     workers : int
         Processes, each with one thread of torch; 1 is this process, with the
-        threads it has.
+        threads it has. All of them train on the device that accelerate finds; for
+        several GPUs call `run` once for each, with CUDA_VISIBLE_DEVICES set.
     shard : tuple of int
         (k, n): only the k-th of n parts, for n machines, as `Experiment.shard` has
         it.
@@ -1345,11 +1444,11 @@ def run(
     if not left:
         return records_of(experiment, folder)
     # What would stop every run stops this one, before the first hour.
-    _demand_writable("folder", folder, experiment.name)
-    _demand_writable("work", work)
     profile()
     _load.cache_clear()  # the files may be others than at the last call
     experiment.corpus.load(corpora)
+    _demand_writable("folder", folder, experiment.name)
+    _demand_writable("work", work)
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
         failures = Path(place) / "failures"
         failures.touch()
@@ -1374,7 +1473,16 @@ def run(
 # %% ../nbs/16_perplexity.ipynb #1d28d9af
 #| code-fold: true
 class Row(NamedTuple):
-    """One line of a comparison; None where a number does not exist, as the spread of one run."""
+    """One line of a comparison; None where a number does not exist, as the spread of one run.
+
+    ``arm`` and ``label`` name the arm; ``n`` of its runs are in the ``mean`` and the
+    ``sd`` (sample standard deviation) of the metric, ``diverged`` runs are not.
+    ``difference`` is the mean of arm minus reference over ``pairs`` seeds, with its
+    interval from ``low`` to ``high``, all in the metric's unit. ``parameters`` and
+    ``non_embedding`` are counts. ``training_flops``, those of its longest run, and
+    ``seconds``, the mean that its runs spent on updates by the clock (evaluation and
+    compilation not counted), are of the runs that were timed.
+    """
 
     arm: str
     label: str
@@ -1387,8 +1495,8 @@ class Row(NamedTuple):
     high: float | None
     parameters: int
     non_embedding: int
-    training_flops: int
-    seconds: float
+    training_flops: int | None
+    seconds: float | None
     diverged: int
 
 
@@ -1433,8 +1541,7 @@ def compare(
     """
     _check_confidence(confidence)
     arms: dict[str, dict[int, Record]] = {}
-    text = None
-    for record in records:
+    for record in _of_one_text(records):
         arm, seed = record.settings["arm"], record.settings["seed"]
         once = seed not in arms.setdefault(arm, {})
         require(
@@ -1444,14 +1551,6 @@ def compare(
             "one: choose a learning rate first",
         )
         arms[arm][seed] = record
-        mine = (record.settings["corpus"], record.settings["text"]["fingerprint"])
-        text = text or mine
-        require(
-            mine == text,
-            "records",
-            f"the text {mine}",
-            f"{text}, as the first: losses on different tokens do not compare",
-        )
     known = reference in arms
     require(
         known,
@@ -1481,11 +1580,10 @@ def compare(
             paired_interval(apart, confidence) if len(apart) > 1 else (None, None)
         )
         first = next(iter(of.values()))
-        seconds = [
-            record.measured["seconds"]
-            for record in of.values()
-            if "seconds" in record.measured
-        ]
+        flops, seconds = (
+            [r.measured[key] for r in of.values() if key in r.measured]
+            for key in ("training_flops", "seconds")
+        )
         rows.append(
             Row(
                 arm,
@@ -1499,11 +1597,8 @@ def compare(
                 high,
                 first.measured["parameters"],
                 first.measured["non_embedding"],
-                max(
-                    record.measured.get("training_flops", 0)
-                    for record in of.values()
-                ),
-                fmean(seconds) if seconds else math.inf,
+                max(flops, default=None),
+                fmean(seconds) if seconds else None,
                 len(of) - len(good),
             )
         )

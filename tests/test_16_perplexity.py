@@ -400,6 +400,11 @@ def go(corpora, place, experiment=TINY, **options):
     return run(experiment, folder=place / "results", work=place / "work", corpora=corpora, progress=False, **options)
 
 
+def ends_in(said):
+    """The lines on how runs ended, of what a queue says."""
+    return [line for line in said.splitlines() if not line.endswith(": starts")]
+
+
 def untimed(records):
     return [{k: v for k, v in r.measured.items() if "seconds" not in k} for r in records]
 
@@ -566,7 +571,7 @@ def test_killed_and_started_again_the_curve_is_the_same(finished, corpora, tmp_p
     process = start(LONG, corpora, tmp_path, 2)
     out, err = process.communicate()
     assert process.returncode == 0 and int(out) == 4, err.decode()
-    lines = [line.split(" ")[2] for line in err.decode().splitlines() if line.startswith("tiny ")]
+    lines = [line.split(" ")[2] for line in ends_in(err.decode()) if line.startswith("tiny ")]
     assert len(lines) == len(set(lines)) >= 1
     assert sum(one.measured["seconds"] > 1e6 for one in records_of(LONG, tmp_path / "results")) == 1
     (tmp_path / "whole").mkdir()
@@ -592,7 +597,9 @@ def test_a_run_that_fails_in_a_worker_is_named(corpora, tmp_path, capfd):
     said = str(caught.value)
     assert said.startswith("2 of 4 runs failed, the first broken-seed")
     assert ": warmup_steps: got 8; want fewer than the 8 steps" in said and said.endswith("run goes on from there")
-    lines = capfd.readouterr().err.splitlines()
+    said = capfd.readouterr().err
+    assert said.count(": starts\n") == 4
+    lines = ends_in(said)
     assert len(lines) == 4 and sum(": failed: warmup_steps: got 8" in line for line in lines) == 2, lines
     assert len(list((tmp_path / "results" / "tiny").glob("standard-*.json"))) == 2
 
@@ -629,7 +636,7 @@ def test_a_run_that_fails_holds_up_no_other(corpora, tmp_path, monkeypatch, caps
         go(corpora, tmp_path)
     assert sorted(performed) == sorted(one.id for one in TINY.runs())
     assert [r.settings["seed"] for r in records_of(TINY, tmp_path / "results")] == [2, 2]
-    said = capsys.readouterr().err.splitlines()  # at once, not only at the end
+    said = ends_in(capsys.readouterr().err)  # at once, not only at the end
     assert [line.split(": ", 1)[1] for line in said[:2]] == ["failed: no standard", "failed: no boosted_residual"]
 
 
@@ -644,7 +651,7 @@ def test_a_place_that_cannot_be_holds_up_no_other(corpora, tmp_path, monkeypatch
     torn.write_text(json.dumps({"experiment": "tiny", "settings": {}, "measured": {}}))
     with pytest.raises(FileExistsError, match=runs[0].id):
         go(corpora, tmp_path)
-    lines = capsys.readouterr().err.splitlines()
+    lines = ends_in(capsys.readouterr().err)
     assert [": failed: " in line for line in lines] == [True, True, False, False]
     assert f"{torn}: got a damaged record; want a whole one" in lines[1]
 
@@ -720,6 +727,7 @@ def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
     found = go(corpora, tmp_path)
     assert len(found) == 4 and all(r.measured["diverged"] and r.measured["test_loss"] is None for r in found)
     assert found[0].measured["why"] == "loss is nan in step 3"
+    burst_before = found
     guess = SimpleNamespace(step=[8], seconds=[1.0], loss=[6.0], validation_step=[8], validation_loss=[6.0])
     guess.best_step, guess.best_loss = 8, 6.0
     monkeypatch.setattr(experiments, "train", lambda *args, **options: guess)
@@ -729,6 +737,9 @@ def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
         best_rates(found)
     row = compare(found)[0]
     assert row.n == 0 and row.diverged == 2 and row.mean == math.inf and row.difference is None
+    assert row.seconds == 1.0 and row.training_flops > 0
+    row = compare(burst_before)[0]
+    assert row.seconds is None and row.training_flops is None
 
 
 # The sweep and what takes its rates
@@ -824,7 +835,7 @@ def test_the_width_of_equal_time_comes_from_the_sweep(tmp_path):
     experiment = replace(UNRATED, rates_from=sweep, arms=(arm,), rate_of="wide")
     found = experiment.tuned(tmp_path).runs()[0].model
     assert (found.d_model, found.d_ffn) == (16, 64)
-    with pytest.raises(ValueError, match="by: got 'time'"):
+    with pytest.raises(ValueError, match=r"arm slow: got a size of equal time .*; want an experiment with rates_from"):
         experiment.runs()
 
 
@@ -961,7 +972,7 @@ PAIR = (("a", 16), ("b", 32))
         ),
         (
             lambda: matched(ModelConfig(vocab_size=9), ModelConfig(vocab_size=9), change="x"),
-            "change: got 'x'; want 'd_model' or 'n_layers'",
+            "change: got 'x'; want one of d_model, n_layers",
         ),
         (
             lambda: matched(ModelConfig(vocab_size=9, d_ffn=8), ModelConfig(vocab_size=9)),
@@ -978,6 +989,41 @@ PAIR = (("a", 16), ("b", 32))
         (
             lambda: equal_time(TOY, [record(a, 1, 1.0, seconds=1.0, size=dict(d_model=w)) for a, w in PAIR], "a"),
             "records: got larger models that are no slower; want times that grow with the size",
+        ),
+        (
+            lambda: best_rates([record("a", 1, 1.0), record("a", 1, 2.0)]),
+            "records: got two of arm a, learning rate 0.001 and seed 1; want runs that differ in arm",
+        ),
+        (
+            lambda: rates_at_edge([record("a", 1, 1.0), record("b", 1, 1.0, text={"fingerprint": "g"})]),
+            "records: got the text ('text', 'g'); want ('text', 'f'), as the first",
+        ),
+        (lambda: CorpusSpec(name=""), "name: got ''; want a string that is not empty"),
+        (lambda: CorpusSpec(name="a", fingerprint=3), "fingerprint: got 3; want a string that is not empty"),
+        (lambda: CorpusSpec(name="a", vocab_size=None), "vocab_size: got None; want an integer, 1 or more"),
+        (lambda: CorpusSpec(name="a", max_train_tokens=0), "max_train_tokens: got 0; want an integer, 1 or more"),
+        (lambda: CorpusSpec(name="a", max_valid_tokens=-5), "max_valid_tokens: got -5; want an integer, 2 or more"),
+        (lambda: CorpusSpec(name="a", tokenizer="x"), "tokenizer: got 'x'; want one of byte-level, published"),
+        (lambda: Arm(name="a", method="x"), "method: got 'x'; want one of theory, reference"),
+        (lambda: Arm(name="a", equal_in="x"), "equal_in: got 'x'; want one of parameters, non_embedding"),
+        (lambda: Arm(name="a", change="x"), "change: got 'x'; want one of d_model, n_layers"),
+        (lambda: Arm(name="a", equal_to="boosted"), "equal_to: got 'boosted'; want an Arm, or None"),
+        (lambda: Arm(name="a", model="twicing"), "model: got 'twicing'; want a dictionary"),
+        (lambda: replace(TINY, corpus="tiny"), "corpus: got 'tiny'; want a CorpusSpec"),
+        (lambda: replace(TINY, arms=("standard",)), "arms: got ('standard',); want a tuple of Arm"),
+        (lambda: replace(TINY, arms=STANDARD), "arms: got Arm(name='standard'"),
+        (lambda: replace(TINY, seeds=3), "seeds: got 3; want a tuple of integers, 0 or more"),
+        (lambda: replace(TINY, seeds=(1, -1)), "seeds: got (1, -1); want a tuple of integers, 0 or more"),
+        (lambda: replace(TINY, grid=[1]), "grid: got [1]; want a dictionary"),
+        (lambda: replace(TINY, grid={"steps": 8}), "grid steps: got 8; want a tuple of values"),
+        (lambda: replace(UNRATED, rates_from="sweep"), "rates_from: got 'sweep'; want an Experiment, or None"),
+        (
+            lambda: replace(UNRATED, rates_from=TINY),
+            "rates_from: got a sweep that varies nothing; want one that varies learning_rate",
+        ),
+        (
+            lambda: replace(UNRATED, rates_from=replace(TINY, grid={"learning_rate": (1.0,), "norm": ("pre",)})),
+            "rates_from: got a sweep that varies learning_rate, norm; want one that varies learning_rate",
         ),
         (lambda: Arm(name=".."), "name: got '..'; want letters, digits, _ and ."),
         (lambda: replace(TINY, name="../up"), "name: got '../up'; want letters, digits, _, - and ."),
@@ -1079,6 +1125,13 @@ def test_a_folder_of_records_that_cannot_be_is_refused_before_any_run(corpora, t
     (tmp_path / "results").write_text("a file")
     with pytest.raises(ValueError, match="folder: got .*results .*; want one that can be written to"):
         go(corpora, tmp_path)
+
+
+def test_without_its_text_an_experiment_leaves_nothing_behind(tmp_path):
+    elsewhere = replace(TINY, corpus=CorpusSpec(name="elsewhere"))
+    with pytest.raises(ValueError, match="corpora: got .*; want a folder that holds elsewhere"):
+        go(tmp_path, tmp_path, elsewhere)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
