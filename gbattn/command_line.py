@@ -105,6 +105,8 @@ _PLAINER = {
     "'{\"rounds\": 3}': rounds, kv_from, gate, dropout and so on.",
     "overrides": "What differs in a layer, by its number from 0, as JSON, such as "
     '\'{"0": {"attention": "multi_head"}}\'.',
+    "evaluate_every": "Updates between two evaluations of the validation split; None "
+    "for one a pass over the text. The end is always evaluated.",
     "steps": "How long to train, in updates; not together with epochs.",
     "epochs": "How long to train, in visits to each token, instead of steps.",
     "seed": "Of the initial weights, of the order of the text, and of dropout.",
@@ -404,24 +406,13 @@ def _demand_one_process(command: str, instead: str) -> None:
     _require(processes == "1", "WORLD_SIZE", processes, want)
 
 
-@contextmanager
 def _locked(folder: Path):
-    """Hold a folder, so that no other process writes to it; the system frees it
-    when this one dies."""
-    from filelock import FileLock, Timeout
+    """Hold the folder of a run."""
+    from gbattn.conventions import _held
 
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        want = "another --folder, or patience"
-        # In full, as a folder may be called like an option.
-        _require(False, str(folder.resolve()), "another gbattn train at work", want)
-    try:
-        yield
-    finally:
-        lock.release()
+    # In full, as a folder may be called like an option.
+    place, got = str(folder.resolve()), "another gbattn train at work"
+    return _held(folder, place, got, "another --folder, or patience")
 
 
 def _read_run(folder: Path) -> dict:
@@ -521,7 +512,11 @@ def _price(corpus: "Corpus", split: str, loss: float) -> dict:
     bits = bits_per_byte(loss * n_tokens, _bytes_of(corpus, split))
     perplexity = math.exp(loss) if loss < 700 else math.inf
     return dict(
-        loss=loss, perplexity=perplexity, bits_per_byte=bits, n_tokens=n_tokens
+        loss=loss,
+        perplexity=perplexity,
+        bits_per_byte=bits,
+        n_tokens=n_tokens,
+        lossless=corpus.lossless,
     )
 
 
@@ -531,6 +526,9 @@ def _tokens_of(prompt: str, reader: "Corpus"):
     _require(
         len(tokens) > 0, "prompt", repr(prompt), "text that makes a token or more"
     )
+    read = reader.decode(tokens)
+    if "".join(read.split()) != "".join(prompt.split()):
+        _tell(f"the tokenizer lost some of the prompt: {_shown(read)!r} is left")
     return tokens
 
 
@@ -707,10 +705,12 @@ def train_model(
 
 
 def _say_price(price: dict) -> str:
-    return (
+    said = (
         f"{price['loss']:.3f} nats a token, perplexity {price['perplexity']:,.1f}, "
         f"{price['bits_per_byte']:.3f} bits per byte"
     )
+    lost = "; of what this tokenizer keeps, it loses text: no price to compare"
+    return said if price["lossless"] else said + lost
 
 
 def _shown(text: str) -> str:
@@ -746,8 +746,8 @@ def _open_model(folder: Path, device: str | None):
 
 
 def evaluate_model(
-    folder: Path = Path("gbattn-model"),
     *,
+    folder: Path = Path("gbattn-model"),
     split: str | None = None,
     text: Path | None = None,
     corpus: str | None = None,
@@ -812,12 +812,13 @@ def evaluate_model(
         want = f"{run['fingerprint']}, as in training; --text scores any other text"
         _require(same, "corpus", got, want)
         tokens, n_bytes = getattr(source, split), _bytes_of(source, split)
-        about = f"{source.name} {split}"
+        reader, about = source, f"{source.name} {split}"
     options = dict(context=context, batch_size=batch_size, n_bytes=n_bytes)
     length = run["training"].get("length")
     with _renamed(tokens="text"):
         found = evaluate(model, tokens, length=length, **options)
-    return {"folder": str(folder), "text": about} | found._asdict()
+    about = {"folder": str(folder), "text": about, "lossless": reader.lossless}
+    return about | found._asdict()
 
 
 def _say_evaluated(result: dict) -> str:
@@ -1040,7 +1041,8 @@ def run_experiment(
     """Run an experiment of chapter 16, or list them all.
 
     Each finished run is one record. What is finished is never run again, and an
-    unfinished run goes on from its last checkpoint. Without a name: all
+    unfinished run goes on from its last checkpoint. Most experiments take their
+    learning rates from a sweep, which has to be run before. Without a name: all
     experiments, and how far they are.
 
     Parameters
@@ -1082,6 +1084,7 @@ def run_experiment(
     if not mine:
         _tell(f"part {k}/{n} of {name} is empty: there is nothing to run here")
     if before["done"] != before["runs"]:
+        experiment.corpus.load(corpora)  # without it, nothing is left behind
         _demand_writable("results", folder, name)
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
@@ -1115,11 +1118,52 @@ def _say_run(result: dict) -> str:
     return "\n".join([*lines, f"records: {result['folder']}"])
 
 
+def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
+    """The records of an experiment that are compared, the arms whose rate lies at an
+    edge, and how many runs are in."""
+    from gbattn.experiments import (
+        EXPERIMENTS,
+        best_rates,
+        rates_at_edge,
+        records_of,
+    )
+
+    known = ", ".join(EXPERIMENTS)
+    _require(name in EXPERIMENTS, argument, repr(name), f"one of {known}")
+    experiment, rate = EXPERIMENTS[name], "learning_rate"
+    others = " and ".join(sorted(set(experiment.grid) - {rate}))
+    _require(
+        not others,
+        argument,
+        f"{name!r}, which varies {others} in each arm",
+        "one in which an arm varies by its seed and its learning rate alone",
+    )
+    untuned, records = set(), []
+    if (folder / name).is_dir():
+        with _renamed(rates_from=name):  # says which sweep is not finished
+            untuned = experiment.untuned(folder)
+        records = records_of(experiment, folder)
+    _require(
+        bool(records),
+        argument,
+        f"{name!r}, of which {folder} has no run",
+        f"an experiment that was run: gbattn run {name} runs it",
+    )
+    done = len(records)
+    if rate in experiment.grid:
+        untuned, best = set(rates_at_edge(records)), best_rates(records)
+        records = [
+            r for r in records if r.settings[rate] == best[r.settings["arm"]]
+        ]
+    return records, untuned, done
+
+
 def compare_arms(
     name: str,
     *,
+    beside: tuple[str, ...] = (),
     metric: str = "test_loss",
-    reference: str = "standard",
+    reference: str | None = None,
     confidence: float = 0.95,
     results: Path | None = None,
 ) -> dict:
@@ -1133,61 +1177,43 @@ def compare_arms(
     name : str
         Of the experiment. Of a sweep, each arm is taken at the learning rate that
         was best in validation.
+    beside : tuple of str
+        Experiments whose arms stand in the same table, paired by seed. They have
+        the same text and other arms.
     metric : str
         test_loss, test_perplexity, test_bits_per_byte, the same of valid, or
         another number of the records.
-    reference : str
-        The arm that the others are compared with.
+    reference : str, optional
+        The arm that the others are compared with; by default standard, or the first
+        where there is none.
     confidence : float
         Of the intervals.
     results : Path, optional
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
         is a checkout of it, or results here.
     """
-    from gbattn.experiments import (
-        EXPERIMENTS,
-        best_rates,
-        compare,
-        rates_at_edge,
-        records_of,
-    )
+    from gbattn.experiments import EXPERIMENTS, compare
 
-    folder, known = _folder_of_records(results), ", ".join(EXPERIMENTS)
-    _require(name in EXPERIMENTS, "name", repr(name), f"one of {known}")
-    experiment, rate = EXPERIMENTS[name], "learning_rate"
-    others = " and ".join(sorted(set(experiment.grid) - {rate}))
-    _require(
-        not others,
-        "name",
-        f"{name!r}, which varies {others} in each arm",
-        "one in which an arm varies by its seed and its learning rate alone",
-    )
-    untuned, records = set(), []
-    if (folder / name).is_dir():
-        with _renamed(rates_from=name):  # says which sweep is not finished
-            untuned = experiment.untuned(folder)
-        records = records_of(experiment, folder)
-    _require(
-        bool(records),
-        "name",
-        f"{name!r}, of which {folder} has no run",
-        f"an experiment that was run: gbattn run {name} runs it",
-    )
-    done = len(records)
-    if rate in experiment.grid:
-        untuned, best = set(rates_at_edge(records)), best_rates(records)
-        records = [
-            r for r in records if r.settings[rate] == best[r.settings["arm"]]
-        ]
+    folder = _folder_of_records(results)
+    arms, records, done, planned, untuned = [], [], 0, 0, set()
+    for argument, one in [("name", name), *(("beside", other) for other in beside)]:
+        found, edge, n_done = _compared(argument, one, folder)
+        records += found
+        arms += [arm.name for arm in EXPERIMENTS[one].arms]
+        done, untuned = done + n_done, untuned | edge
+        planned += EXPERIMENTS[one].planned
+    if reference is None:
+        reference = "standard" if "standard" in arms else arms[0]
     options = dict(metric=metric, reference=reference, confidence=confidence)
     rows = [row._asdict() for row in compare(records, **options)]
     return {
         "name": name,
+        "beside": list(beside),
         "metric": metric,
         "reference": reference,
         "rows": rows,
         "done": done,
-        "planned": experiment.planned,
+        "planned": planned,
         "untuned": sorted(untuned),
     }
 
@@ -1209,7 +1235,9 @@ def _say_compared(result: dict) -> str:
     rivals = [row for row in result["rows"] if row["arm"] != result["reference"]]
     lost = any(row["pairs"] != row["n"] for row in rivals)
     columns = {
-        "": lambda row: row["label"],
+        "": lambda row: (
+            row["label"] + f" ({row['arm']})" * (row["arm"] != row["label"])
+        ),
         "runs": lambda row: str(row["n"]),
         result["metric"]: lambda row: number(row["mean"], ".4f"),
         "sd": lambda row: number(row["sd"], ".4f"),
@@ -1217,6 +1245,9 @@ def _say_compared(result: dict) -> str:
         "pairs": lambda row: str(row["pairs"]) if row in rivals else "–",
         "interval": lambda row: between(row["low"], row["high"]),
         "parameters": lambda row: f"{row['parameters']:,}",
+        "TFLOPs": lambda row: number(
+            (row["training_flops"] or math.nan) / 1e12, ",.1f"
+        ),
     }
     if not lost:
         del columns["pairs"]

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from typing import NamedTuple
@@ -149,6 +150,32 @@ def _check_folder(name: str, folder: Path) -> None:
     """Whether a folder is there, or can be made: no file stands in its way."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     require(there.is_dir(), name, f"{there}, a file", "a folder")
+
+
+def _check_packages(extra: str, *packages: str, also: str = "") -> None:
+    """Whether packages of an extra of gbattn are there, before they are needed."""
+    for package in packages:
+        found = find_spec(package) is not None
+        cure = f"pip install 'gbattn[{extra}]'{also}"
+        require(found, package, "a Python that cannot import it", cure)
+
+
+@contextmanager
+def _held(folder: Path, argument: str, got: str, want: str) -> Iterator[None]:
+    """Hold a folder, made if it is not there, so that no other process which holds
+    it too is at work there; the system frees it when this one dies."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        require(False, argument, got, want)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_tensors(

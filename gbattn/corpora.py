@@ -34,6 +34,7 @@ import torch
 
 from gbattn.conventions import (
     _check_folder,
+    _check_packages,
     is_count,
     is_integer,
     is_number,
@@ -44,11 +45,9 @@ from gbattn.conventions import (
 def _load(package: str):
     """A package of the extra `data`, loaded where it is used, or what to do without
     it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        cure = "pip install 'gbattn[data]', or open_corpus on a finished cache, which needs neither"
-        require(False, package, "a Python that cannot import it", cure)
+    also = ", or open_corpus on a finished cache, which needs neither"
+    _check_packages("data", package, also=also)
+    return importlib.import_module(package)
 
 # %% ../nbs/14_corpora.ipynb #a526d2dd
 _NOT_DOCS = {

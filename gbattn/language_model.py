@@ -33,6 +33,7 @@ from .blocks import Block, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
     _check_folder,
+    _check_packages,
     _in_eval_mode,
     is_count,
     is_integer,
@@ -94,7 +95,8 @@ def next_token_loss(
     Raises
     ------
     ValueError
-        When a target is no row of the head. They are looked at on a CPU only.
+        Naming the argument, what it got and what it wants. Whether each target is a
+        row of the head is looked at on a CPU only.
 
     Notes
     -----
@@ -103,6 +105,19 @@ def next_token_loss(
     way, so the logits (N, V) never exist: one backward pass, no second derivatives,
     no ``torch.func.grad``. Source: chapter 13.
     """
+    if not (
+        h.ndim == weight.ndim == 2
+        and targets.ndim == 1
+        and h.shape[0] == targets.shape[0]
+        and h.shape[1] == weight.shape[1]
+    ):
+        got = [tuple(x.shape) for x in (h, weight, targets)]
+        want = "shapes (N, D), (V, D) and (N,)"
+        require(False, "h, weight, targets", f"shapes {got}", want)
+    long = targets.dtype == torch.int64
+    require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
+    known = reduction in ("mean", "sum")
+    require(known, "reduction", repr(reduction), "'mean' or 'sum'")
     _check_numbers("targets", targets, weight.shape[0], blank=-100)
     rows = 256 if h.device.type == "cpu" else 2048
     dtype = _compute_dtype(h.device, h.dtype)
@@ -522,7 +537,7 @@ class LanguageModel(nn.Module):
         """
         self._check_tokens("tokens", tokens)
         if targets is not None:  # all before the caches hear of the tokens
-            self._check_targets(targets, tokens, reduction)
+            self._check_targets(targets, tokens)
         h = self._stream(tokens, mask, positions, cache)
         if targets is None:
             return self.logits(h)
@@ -545,15 +560,11 @@ class LanguageModel(nn.Module):
         here, there = self.token_embedding.weight.device, tensor.device
         require(there == here, name, f"device {there}", f"{here}, as the model")
 
-    def _check_targets(self, targets, tokens, reduction) -> None:
+    def _check_targets(self, targets, tokens) -> None:
         fits = isinstance(targets, torch.Tensor) and targets.shape == tokens.shape
         want = lambda: f"shape {tuple(tokens.shape)}, as tokens"
         _wanted(fits, "targets", targets, want)
-        long = targets.dtype == torch.int64
-        require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
         self._check_device("targets", targets)
-        known = reduction in ("mean", "sum")
-        require(known, "reduction", repr(reduction), "'mean' or 'sum'")
         _check_numbers("targets", targets, self.config.vocab_size, blank=-100)
 
     def _stream(self, tokens, mask, positions, cache) -> torch.Tensor:
@@ -748,6 +759,7 @@ class LanguageModel(nn.Module):
         file is new is found out. Nothing in either file can run code. Source:
         chapter 13.
         """
+        _check_packages("train", "safetensors")
         from safetensors.torch import save
 
         folder = _as_path(folder)
@@ -970,6 +982,7 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    _check_packages("train", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     path = folder / "model.safetensors"

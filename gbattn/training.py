@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,8 @@ from torch import nn
 
 from gbattn.conventions import (
     _check_folder,
+    _check_packages,
+    _held,
     _in_eval_mode,
     is_count,
     is_integer,
@@ -631,6 +633,10 @@ def _length(model: nn.Module, length: int | None) -> int:
         length = getattr(getattr(model, "config", None), "max_length", None)
     got = "None, of a model without config.max_length"
     require(length is not None, "length", got, "a number of tokens")
+    config = getattr(model, "config", None)
+    if is_integer(length) and getattr(config, "positions", None) == "learned":
+        want = f"at most max_length = {config.max_length}, as positions are learned"
+        require(length <= config.max_length, "length", length, want)
     return length
 
 
@@ -976,15 +982,40 @@ def train(
     Notes
     -----
     Batches depend on seed and step alone, what dropout draws on seed, step and
-    process; the caller's generators are left as they were. Source: chapter 15.
+    process; the caller's generators, of CPU and GPU, are left as they were.
+    accelerate's state of this process begins anew, and with ``config.compile`` what
+    torch had compiled before is forgotten. A folder in which another process trains
+    is refused. Source: chapter 15.
     """
     where = folder is not None or not tensorboard
     require(where, "tensorboard", "True without a folder", "a folder to write to")
-    require(folder != "", "folder", "''", "a folder, or None for no checkpoints")
+    fits = isinstance(config, TrainConfig)
+    require(fits, "config", f"a {type(config).__name__}", "a TrainConfig")
+    fits = hasattr(corpus, "train") and hasattr(corpus, "valid")
+    want = "a Corpus, or anything with tokens as train and valid"
+    require(fits, "corpus", f"a {type(corpus).__name__}", want)
+    fits = folder is None or isinstance(folder, (str, os.PathLike)) and folder != ""
+    want = "a folder, or None for no checkpoints"
+    require(fits, "folder", repr(folder), want)
+    needed = {"tqdm": progress, "tensorboard": tensorboard, "accelerate": True}
+    needed |= dict.fromkeys(("filelock", "safetensors"), folder is not None)
+    _check_packages("train", *(name for name, why in needed.items() if why))
     if folder is not None:
         folder = Path(folder)
         _check_folder("folder", folder)
     run = _Run(model, corpus, config, folder)
+    with ExitStack() as held:
+        if folder is not None and run.accelerator.is_main_process:
+            got = f"{folder}, in which another training is at work"
+            want = "another folder, or patience"
+            held.enter_context(_held(folder, "folder", got, want))
+        _go(run, progress, tensorboard)
+    return run.history
+
+
+def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
+    """Train from the newest checkpoint, or from the beginning, to the end."""
+    model, config = run.model, run.config
     if run.folder:
         _resume(run)
     gpus = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
@@ -1017,7 +1048,6 @@ def train(
         if run.best is not None:
             _put_back(model, run.best)
     model.eval()
-    return run.history
 
 # %% ../nbs/15_training.ipynb #34f5b863
 class Evaluation(NamedTuple):
@@ -1080,6 +1110,8 @@ def evaluate(
     windows = sequential_windows(
         tokens, length, context=context, batch_size=batch_size
     )
+    known = n_bytes is None or is_count(n_bytes)
+    require(known, "n_bytes", repr(n_bytes), "a positive integer")
     nats, n_tokens = _nats(model, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)

@@ -1284,6 +1284,12 @@ def calls(model, tokens):
         "lengths: got device meta; want cpu": lambda: model.generate(
             tokens, 2, lengths=torch.tensor([9, 9], device="meta")
         ),
+        "reduction: got 'all'; want 'mean' or 'sum'": lambda: next_token_loss(
+            torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 4]), reduction="all"
+        ),
+        "h, weight, targets: got shapes [(2, 4), (5, 3), (2,)]; want shapes (N, D), (V, D) and (N,)": lambda: (
+            next_token_loss(torch.zeros(2, 4), torch.zeros(5, 3), torch.tensor([0, 4]))
+        ),
         "targets: got 0 to 5; want numbers from 0 to 4, or -100": lambda: next_token_loss(
             torch.zeros(3, 2), torch.zeros(5, 2), torch.tensor([0, 5, -100])
         ),

@@ -909,6 +909,9 @@ def test_wikitext_comes_line_by_line(hub, tmp_path):
     assert HUB["wikitext-2"].config == "wikitext-2-raw-v1"
     load_corpus("wikitext-103", vocab_size=260, cache=tmp_path)
     assert len(fake.asked) == 4  # the second time from the cache
+    shutil.copytree(corpus.folder, tmp_path / "carried" / corpus.folder.name)
+    carried = load_corpus("wikitext-103", vocab_size=260, cache=tmp_path / "carried")
+    assert len(fake.asked) == 4 and carried.fingerprint == corpus.fingerprint  # nor by who gets the folder
 
 
 def test_openwebtext_is_streamed_and_not_read_to_the_end(hub, tmp_path):

@@ -24,6 +24,7 @@ from torch import nn
 from claims import claim
 from gbattn import training
 from gbattn.corpora import TokenStream
+from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import (
     Evaluation,
     History,
@@ -616,7 +617,7 @@ def test_a_checkpoint_that_is_half_deleted_is_not_listed(tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(shutil, "rmtree", cut_off)
         run(folder=tmp_path, checkpoint_every=4)
-    assert [*checkpoints(tmp_path)] == [8] and len([*tmp_path.iterdir()]) == 2
+    assert [*checkpoints(tmp_path)] == [8] and len([*tmp_path.glob("step-*")]) == 2
     assert curve(run(folder=tmp_path)) == curve(run())
     assert not [*tmp_path.glob("*.draft")]
 
@@ -629,7 +630,7 @@ def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(OSError, match="the power fails"):
         patched.setattr(Path, "rename", refused)
         run(folder=tmp_path)
-    assert checkpoints(tmp_path) == {} and len([*tmp_path.iterdir()]) == 1
+    assert checkpoints(tmp_path) == {} and len([*tmp_path.glob("step-*")]) == 1
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "training.json"])
@@ -909,9 +910,72 @@ def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):
     assert curve(run()) == plain
 
 
-def test_an_empty_name_is_no_folder():
-    with pytest.raises(ValueError, match="folder: got ''; want a folder, or None"):
-        run(folder="")
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(folder=""), "folder: got ''; want a folder, or None for no checkpoints"),
+        (dict(folder=3), "folder: got 3; want a folder, or None for no checkpoints"),
+        (dict(corpus="python-docs"), "corpus: got a str; want a Corpus, or anything with tokens as train and valid"),
+        (dict(config={"steps": 3}), "config: got a dict; want a TrainConfig"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(arguments, message):
+    arguments = dict(corpus=CORPUS, config=config()) | arguments
+    with pytest.raises(ValueError) as caught:
+        train(Toy(), progress=False, **arguments)
+    assert str(caught.value) == message
+
+
+def small_model():
+    config = ModelConfig(vocab_size=V, d_model=8, n_layers=1, n_heads=2, max_length=T, dropout=0.2)
+    return LanguageModel(config, seed=0)
+
+
+def test_a_window_longer_than_learned_positions_is_named():
+    model = small_model()
+    message = "length: got 16; want at most max_length = 8, as positions are learned"
+    for call in (lambda: run(model, length=16), lambda: evaluate(model, CORPUS.valid, length=16)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path):
+    """Each would remove what the other writes; and what was held is free when a run ends, however it ends."""
+
+    class Second(Toy):
+        def forward(self, *inputs, **options):
+            with pytest.raises(ValueError, match=f"folder: got {tmp_path}, in which another training is at work"):
+                run(folder=tmp_path)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Second(), folder=tmp_path)
+    assert run(folder=tmp_path).finished
+
+
+@pytest.mark.parametrize("package", ["accelerate", "filelock", "safetensors"])
+def test_a_missing_package_is_named_before_the_work(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    cure = rf"{package}: got a Python that cannot import it; want pip install 'gbattn\[train\]'"
+    with pytest.raises(ValueError, match=cure):
+        run(folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    if package != "accelerate":  # without checkpoints they are not needed
+        assert run().finished
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with it")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what torch says of itself when it begins to compile
+def test_a_compiled_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    options = dict(compile=True, checkpoint_every=3)
+    straight, resumed = small_model(), small_model()
+    whole = run(straight, **options)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_after(patched, 4)
+        run(small_model(), folder=tmp_path, **options)
+    assert max(checkpoints(tmp_path)) == 3
+    assert curve(run(resumed, folder=tmp_path, **options)) == curve(whole)
+    assert torch.equal(weights(resumed), weights(straight))
 
 
 def test_tensorboard_needs_a_folder():

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -278,13 +278,13 @@ def test_a_session(text, tmp_path, call, result):
     for split in ("valid", "test"):
         tokens = getattr(corpus, split)
         wanted = evaluate(model, tokens, n_bytes=corpus.n_bytes(tokens[1:]))
-        got = result("evaluate", folder, "--split", split, "--device", "cpu")
+        got = result("evaluate", "--folder", folder, "--split", split, "--device", "cpu")
         assert {name: got[name] for name in wanted._asdict()} == pytest.approx(wanted._asdict(), rel=1e-6)
         if split == "valid":
-            assert price == pytest.approx(wanted._asdict(), rel=1e-6)
-        own = result("evaluate", folder, "--text", Path(text) / f"{split}.txt", "--device", "cpu")
+            assert price.pop("lossless") and price == pytest.approx(wanted._asdict(), rel=1e-6)
+        own = result("evaluate", "--folder", folder, "--text", Path(text) / f"{split}.txt", "--device", "cpu")
         assert own["loss"] == pytest.approx(wanted.loss, rel=1e-6)
-    nearer = result("evaluate", folder, "--context", 8, "--device", "cpu")
+    nearer = result("evaluate", "--folder", folder, "--context", 8, "--device", "cpu")
     assert nearer["n_tokens"] == wanted.n_tokens and nearer["loss"] != wanted.loss
 
     words = ["the dog", "--folder", folder, "--max-new-tokens", 6, "--device", "cpu"]
@@ -307,7 +307,7 @@ def test_the_words_of_train_and_evaluate(text, trained, call):
     number = r"validation: \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte\n"
     assert re.match(number, out)
     assert "\ncat" in out
-    code, out, err = call("evaluate", trained)
+    code, out, err = call("evaluate", "--folder", trained)
     assert code == 0 and re.match(r"tiny test: ", out) and "bits per byte" in out
 
 
@@ -315,12 +315,25 @@ def test_evaluation_reads_as_much_at_once_as_training(text, tmp_path, call, resu
     folder = tmp_path / "model"
     words = ["train", text, "--folder", folder, *SHORT, "--length", 8]
     price = result(*words)["validation"]
-    again = result("evaluate", folder, "--split", "valid", "--device", "cpu")
+    again = result("evaluate", "--folder", folder, "--split", "valid", "--device", "cpu")
     assert {name: again[name] for name in price} == pytest.approx(price, rel=1e-6)
     model, valid = LanguageModel.from_pretrained(folder), load_corpus(text, vocab_size=300).valid
     assert again["loss"] == pytest.approx(evaluate(model, valid, length=8).loss, rel=1e-6)
     assert again["loss"] != pytest.approx(evaluate(model, valid).loss, rel=1e-6)
-    refused(call("evaluate", folder, "--context", 8), 2, "--context: got 8; want an integer from 0 to 7")
+    refused(call("evaluate", "--folder", folder, "--context", 8), 2, "--context: got 8; want an integer from 0 to 7")
+
+
+def test_a_tokenizer_that_loses_text_is_named_with_each_price(text, tmp_path, call, result):
+    words = ["--folder", tmp_path / "model"]
+    code, out, err = call("train", text, *words, *SHORT, "--tokenizer", "published", "--prompt", "the cat Zürich")
+    assert code == 0 and "it loses text: no price to compare" in out
+    assert "the tokenizer lost some of the prompt: 'the cat" in err and "is left" in err
+    code, out, err = call("evaluate", *words, "--device", "cpu")
+    assert code == 0 and "it loses text: no price to compare" in out
+    assert result("evaluate", *words, "--device", "cpu")["lossless"] is False
+    for prompt, lost in (("the cat Zürich", True), ("the  cat\n", False)):
+        code, out, err = call("generate", prompt, *words, "--max-new-tokens", 2, "--device", "cpu")
+        assert code == 0 and ("lost some of the prompt" in err) == lost
 
 
 def test_a_built_in_name_is_the_built_in_text(text, tmp_path, call, result, monkeypatch):
@@ -334,7 +347,7 @@ def test_a_built_in_name_is_the_built_in_text(text, tmp_path, call, result, monk
     (tmp_path / "wikitext-2" / "train.bin").unlink()
     result("train", "wikitext-2", "--folder", "m", *SHORT)
     assert json.loads((tmp_path / "m" / "run.json").read_text())["corpus"] == "wikitext-2"
-    result("evaluate", "m")
+    result("evaluate", "--folder", "m")
     assert names == ["wikitext-2", "wikitext-2"]
 
 
@@ -404,7 +417,7 @@ def test_a_run_goes_on_where_its_text_has_moved(tmp_path, call, result):
     assert code == 0 and "up to step 20: finished" in err
     assert json.loads(out)["validation"] == once["validation"]
     assert json.loads((tmp_path / "m" / "run.json").read_text())["corpus"] == str(now)
-    result("evaluate", tmp_path / "m")
+    result("evaluate", "--folder", tmp_path / "m")
     (now / "train.txt").write_text(sentences(200, 7))
     outcome = call("train", now, "--folder", tmp_path / "m", *SHORT)
     refused(outcome, 2, "--folder: got fingerprint = ", "to go on with the run in")
@@ -512,7 +525,7 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["train", "TORN"], ["CORPUS: got", "without"]),
         (["train", ""], ["CORPUS: got ''; want one of python-docs"]),
         (["tokenize", ""], ["CORPUS: got ''; want one of python-docs"]),
-        (["evaluate", "TRAINED", "--corpus", ""], ["--corpus: got ''; want one of python-docs"]),
+        (["evaluate", "--folder", "TRAINED", "--corpus", ""], ["--corpus: got ''; want one of python-docs"]),
         (["train", "TEXT", *SHORT, "--cache", "short/sub"], ["--cache: got short, a file; want a folder"]),
         (["train", "TEXT", *SHORT, "--max-length", "90000"], ["--max-length: got 90000; want fewer than the"]),
         (["train", "TEXT", *SHORT, "--length", "90000"], ["--length: got 90000; want fewer than the", "training text"]),
@@ -529,20 +542,29 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["train", "TEXT", *SHORT, "--temperature", "-1"], ["--temperature: got -1.0"]),
         (["train", "TEXT", *SHORT, "--sample-tokens", "0"], ["--sample-tokens: got 0"]),
         (["train", "TEXT", *SHORT, "--tokenizer", "magic"], ["--tokenizer: got 'magic'"]),
-        (["evaluate", "nowhere"], ["FOLDER: got nowhere without run.json; want a folder that gbattn train made"]),
-        (["evaluate", "TRAINED", "--split", "dev"], ["--split: got 'dev'; want one of train, valid, test"]),
-        (["evaluate", "TRAINED", "--corpus", "OTHER"], ["--corpus: got a text with fingerprint", "--text scores"]),
-        (["evaluate", "TRAINED", "--corpus", "nowhere"], ["--corpus: got 'nowhere'"]),
-        (["evaluate", "TRAINED", "--text", "SHORT", "--corpus", "TEXT"], ["--corpus: got", "with --text; want one of"]),
         (
-            ["evaluate", "TRAINED", "--text", "SHORT", "--split", "test"],
+            ["evaluate", "--folder", "nowhere"],
+            ["--folder: got nowhere without run.json; want a folder that gbattn train made"],
+        ),
+        (["evaluate", "--folder", "TRAINED", "--split", "dev"], ["--split: got 'dev'; want one of train, valid, test"]),
+        (
+            ["evaluate", "--folder", "TRAINED", "--corpus", "OTHER"],
+            ["--corpus: got a text with fingerprint", "--text scores"],
+        ),
+        (["evaluate", "--folder", "TRAINED", "--corpus", "nowhere"], ["--corpus: got 'nowhere'"]),
+        (
+            ["evaluate", "--folder", "TRAINED", "--text", "SHORT", "--corpus", "TEXT"],
+            ["--corpus: got", "with --text; want one of"],
+        ),
+        (
+            ["evaluate", "--folder", "TRAINED", "--text", "SHORT", "--split", "test"],
             ["--split: got 'test' with --text; want one of the two"],
         ),
-        (["evaluate", "TRAINED", "--text", "BINARY"], ["--text: got", "want UTF-8 text"]),
-        (["evaluate", "TRAINED", "--text", "nowhere"], ["--text: got nowhere; want a file"]),
-        (["evaluate", "TRAINED", "--text", "SHORT"], ["--text: got 1 token"]),
-        (["evaluate", "TRAINED", "--context", "16"], ["--context: got 16"]),
-        (["evaluate", "TRAINED", "--device", "abacus"], ["--device: got 'abacus'", "want cpu, or cuda"]),
+        (["evaluate", "--folder", "TRAINED", "--text", "BINARY"], ["--text: got", "want UTF-8 text"]),
+        (["evaluate", "--folder", "TRAINED", "--text", "nowhere"], ["--text: got nowhere; want a file"]),
+        (["evaluate", "--folder", "TRAINED", "--text", "SHORT"], ["--text: got 1 token"]),
+        (["evaluate", "--folder", "TRAINED", "--context", "16"], ["--context: got 16"]),
+        (["evaluate", "--folder", "TRAINED", "--device", "abacus"], ["--device: got 'abacus'", "want cpu, or cuda"]),
         (["generate", "--folder", "TRAINED", "--device", "meta"], ["--device: got 'meta'", "want cpu, or cuda"]),
         (["generate", "--folder", "nowhere"], ["--folder: got nowhere without run.json"]),
         (["generate", "", "--folder", "TRAINED"], ["PROMPT: got ''"]),
@@ -596,7 +618,7 @@ def test_an_option_at_fault_is_named(call, text, trained, tmp_path, monkeypatch,
 @pytest.mark.skipif(torch.cuda.is_available(), reason="A GPU is no mistake here.")
 @pytest.mark.parametrize("command", ["evaluate", "bench"])
 def test_a_gpu_that_is_not_there(call, trained, command):
-    words = {"evaluate": ["evaluate", trained], "bench": ["bench", *SMALL]}[command]
+    words = {"evaluate": ["evaluate", "--folder", trained], "bench": ["bench", *SMALL]}[command]
     refused(call(*words, "--device", "cuda"), 2, "--device: got 'cuda'", "want cpu, or cuda")
 
 
@@ -608,10 +630,10 @@ def test_a_text_that_has_moved(tmp_path, call, result):
         (before / f"{split}.txt").write_text(sentences(200, 5))
     model = tmp_path / "model"
     result("train", before, "--folder", model, *SHORT)
-    price = result("evaluate", model)
+    price = result("evaluate", "--folder", model)
     before.rename(now)
-    refused(call("evaluate", model), 2, f"--corpus: got none, and {before} is gone; want where the text")
-    moved = result("evaluate", model, "--corpus", now)
+    refused(call("evaluate", "--folder", model), 2, f"--corpus: got none, and {before} is gone; want where the text")
+    moved = result("evaluate", "--folder", model, "--corpus", now)
     assert moved["loss"] == price["loss"]
 
 
@@ -641,7 +663,7 @@ def test_a_damaged_folder(trained, tmp_path, call, name, content):
     named = tmp_path if stopped else tmp_path / name
     refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
     if name != "tokenizer.json":  # which only --text reads
-        refused(call("evaluate", tmp_path), 2 if stopped else 1, str(named), "; want ")
+        refused(call("evaluate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
 
 
 def test_a_foreign_tokenizer_is_found_out(text, trained, tmp_path, call, result):
@@ -651,7 +673,7 @@ def test_a_foreign_tokenizer_is_found_out(text, trained, tmp_path, call, result)
     (tmp_path / "tokenizer.json").write_text(other)
     said = [str(tmp_path / "tokenizer.json"), "do not match their checksum; want the file that corpus.json was written"]
     refused(call("generate", "--folder", tmp_path), 1, *said)
-    refused(call("evaluate", tmp_path, "--text", Path(text) / "test.txt"), 1, *said)
+    refused(call("evaluate", "--folder", tmp_path, "--text", Path(text) / "test.txt"), 1, *said)
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     result("train", text, "--folder", tmp_path, *SHORT)
     words = ["generate", "a cat", "--max-new-tokens", "4", "--folder"]
@@ -689,7 +711,7 @@ def test_weights_that_are_not_finite(trained, tmp_path, call):
         model.head_weight[7] = math.nan
     model.save_pretrained(tmp_path)
     refused(call("generate", "--folder", tmp_path), 1, "model: got logits that are not finite")
-    refused(call("evaluate", tmp_path), 1, "model: got a loss of nan; want a finite one")
+    refused(call("evaluate", "--folder", tmp_path), 1, "model: got a loss of nan; want a finite one")
 
 
 LEARNED = [*SMALL, "--positions", "learned"]
@@ -821,8 +843,8 @@ def test_train_reads_a_cache_that_was_carried(text, tmp_path, result, monkeypatc
     assert found["fingerprint"] == load_corpus(text, vocab_size=300).fingerprint
     assert result("train", carried, "--folder", tmp_path / "model", *SHORT[2:])["steps"] == 20  # the same run
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert result("evaluate", tmp_path / "model")["text"] == "tiny test"
-    assert result("evaluate", tmp_path / "model", "--corpus", text)["text"] == "tiny test"
+    assert result("evaluate", "--folder", tmp_path / "model")["text"] == "tiny test"
+    assert result("evaluate", "--folder", tmp_path / "model", "--corpus", text)["text"] == "tiny test"
 
 
 def test_train_where_tokenizers_is_not(text, tmp_path, call, monkeypatch):
@@ -837,7 +859,7 @@ def test_train_where_tokenizers_is_not(text, tmp_path, call, monkeypatch):
     assert out.startswith("validation: ") and out.rstrip().endswith("writes more)")
     code, out, err = call(*words, "--json")
     assert code == 0 and json.loads(out)["sample"] is None
-    assert call("evaluate", tmp_path / "model")[0] == 0
+    assert call("evaluate", "--folder", tmp_path / "model")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -905,7 +927,7 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert rows == [row._asdict() for row in compare(records)]
     code, out, err = call("compare", "tiny", *place[:2], "--metric", "test_perplexity")
     assert code == 0 and "test_perplexity" in out and "paired by seed" in out
-    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+$", out, re.M)
+    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+ +\d+\.\d$", out, re.M)
     assert "diverged" not in out
     refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
     monkeypatch.setattr(command_line, "_product_rate", lambda: pytest.fail("a speed that nobody asked for"))
@@ -916,8 +938,6 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
 
 
 def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, call, result, monkeypatch):
-    from dataclasses import replace
-
     sweep = replace(experiment, name="tiny-sweep", seeds=(1,), grid={"learning_rate": (1e-3, 3e-2)})
     monkeypatch.setitem(EXPERIMENTS, "tiny-sweep", sweep)
     result("run", "tiny-sweep", "--results", tmp_path / "results", "--work", tmp_path / "work")
@@ -942,6 +962,26 @@ def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, cal
     monkeypatch.setitem(EXPERIMENTS, "tiny-grid", replace(experiment, name="tiny-grid", seeds=(1,), grid=grid))
     result("run", "tiny-grid", *place, "--work", tmp_path / "work")
     refused(call("compare", "tiny-grid", *place), 2, "'tiny-grid', which varies norm in each arm")
+
+
+def test_compare_sets_experiments_beside_each_other(experiment, tmp_path, call, result, monkeypatch):
+    """And takes the first arm where none is called standard."""
+    place = ["--results", tmp_path / "results"]
+    arms = (Arm(name="calm", label="with dropout", train={"weight_decay": 0.5}),)
+    more = replace(experiment, name="tiny-more", arms=arms)
+    monkeypatch.setitem(EXPERIMENTS, "tiny-more", more)
+    for name in ("tiny", "tiny-more"):
+        result("run", name, *place, "--work", tmp_path / "work")
+    alone = result("compare", "tiny-more", *place)
+    assert alone["reference"] == "calm" and [row["arm"] for row in alone["rows"]] == ["calm"]
+    both = result("compare", "tiny-more", "--beside", "tiny", *place)
+    assert both["reference"] == "standard" and (both["done"], both["planned"]) == (6, 6)
+    records = records_of("tiny-more", tmp_path / "results") + records_of("tiny", tmp_path / "results")
+    assert both["rows"] == [row._asdict() for row in compare(records)]
+    code, out, err = call("compare", "tiny-more", "--beside", "tiny", *place)
+    assert code == 0 and re.search(r"^with dropout \(calm\) +2 ", out, re.M)
+    refused(call("compare", "tiny", "--beside", "nothing", *place), 2, "--beside: got 'nothing'; want one of")
+    refused(call("compare", "tiny", "--beside", "tiny", *place), 1, "records: got two of arm standard and seed 1")
 
 
 def test_what_diverged_is_counted(experiment, tmp_path, call, result):
@@ -979,14 +1019,15 @@ def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result
 def test_a_table_has_room():
     """Columns as wide as what is in them; pairs are shown where some are missing."""
     row = dict(label="a", n=3, mean=1.0, sd=None, difference=None, low=None, high=None, parameters=1, diverged=0)
+    row["training_flops"] = None  # each of its runs diverged
     rows = [row | dict(arm="a", pairs=0)]
     rows += [row | dict(arm="b", pairs=3, difference=-12345.678, low=-123456.7, high=-1234.5, mean=98765.4)]
     table = dict(rows=rows, metric="validation_bits_per_byte", reference="a", done=1, planned=1, untuned=())
     head, *lines = command_line._say_compared(table).splitlines()[:3]
-    assert head.split() == ["runs", "validation_bits_per_byte", "sd", "difference", "interval", "parameters"]
+    assert head.split() == ["runs", "validation_bits_per_byte", "sd", "difference", "interval", "parameters", "TFLOPs"]
     assert len({len(line) for line in (head, *lines)}) == 1
     cells = re.split(r" {2,}", lines[1])
-    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1"]
+    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1", "–"]
     rows[1] |= dict(pairs=2)
     head, *lines = command_line._say_compared(table).splitlines()[:3]
     assert head.split()[4] == "pairs" and re.split(r" {2,}", lines[1])[5] == "2"
