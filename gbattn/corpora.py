@@ -603,14 +603,27 @@ class Corpus:
 
     def text_bytes(self, split: str) -> int:
         """How many bytes the text of a split had, those that its tokens do not
-        spell included: what `bits_per_byte` divides by where tokens lose some."""
+        spell included: what `bits_per_byte` divides by where tokens lose some.
+
+        Raises
+        ------
+        ValueError
+            For a split that is none.
+        """
         require(
             split in SPLITS, "split", repr(split), "one of " + ", ".join(SPLITS)
         )
         return self.manifest["splits"][split]["bytes"]
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, in the dtype of the corpus; needs ``tokenizers``."""
+        """The tokens of a text, of shape (n,) in the dtype of the corpus; needs
+        ``tokenizers``.
+
+        Raises
+        ------
+        ValueError
+            For what is no string, or one that UTF-8 cannot write; without that package.
+        """
         require(isinstance(text, str), "text", type(text).__name__, "one string")
         try:
             text.encode()
@@ -1104,7 +1117,14 @@ class TokenStream:
         return self._orders[epoch]
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, 0 or more, whatever was read before."""
+        """The batch of a step, 0 or more, whatever was read before: inputs and
+        targets, int64 of shape (batch_size, length).
+
+        Raises
+        ------
+        ValueError
+            For a step that is none.
+        """
         good = is_integer(step) and step >= 0
         require(good, "step", repr(step), "an integer, 0 or more")
         step = int(step)

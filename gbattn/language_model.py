@@ -343,8 +343,13 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, fields_of: dict) -> "ModelConfig":
-        """Return the config with these fields; a key that is none of them is an
-        error."""
+        """Return the config with these fields, as `to_dict` gives them.
+
+        Raises
+        ------
+        ValueError
+            For a key that is no field, a missing vocab_size, or a field that cannot be.
+        """
         known = tuple(item.name for item in fields(cls))
         _named_options("config", fields_of, known)
         require("vocab_size" in fields_of, "config", "no vocab_size", "one")
@@ -384,6 +389,11 @@ class LanguageModel(nn.Module):
     ----------
     config : ModelConfig
         As given.
+
+    Raises
+    ------
+    ValueError
+        For a config that is none, or a seed that is no integer.
 
     Notes
     -----

@@ -252,7 +252,13 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: dict) -> "TrainConfig":
-        """The config of a dictionary; a name that is no field is an error."""
+        """The config of a dictionary, as `to_dict` gives it.
+
+        Raises
+        ------
+        ValueError
+            For a name that is no field, or a field that cannot be.
+        """
         known = [f.name for f in fields(cls)]
         unknown = [name for name in settings if name not in known]
         require(not unknown, "settings", unknown, "some of " + ", ".join(known))
