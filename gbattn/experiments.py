@@ -34,6 +34,7 @@ from typing import NamedTuple
 from gbattn.conventions import (
     COLOURS,
     Record,
+    _check_packages,
     _read_records,
     is_count,
     is_integer,
@@ -1444,6 +1445,7 @@ def run(
     if not left:
         return records_of(experiment, folder)
     # What would stop every run stops this one, before the first hour.
+    _check_packages("train", "accelerate", "filelock", "safetensors")
     profile()
     _load.cache_clear()  # the files may be others than at the last call
     experiment.corpus.load(corpora)

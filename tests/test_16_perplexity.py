@@ -1127,6 +1127,13 @@ def test_a_folder_of_records_that_cannot_be_is_refused_before_any_run(corpora, t
         go(corpora, tmp_path)
 
 
+def test_a_missing_package_is_named_before_any_run(corpora, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "filelock", None)
+    with pytest.raises(ValueError, match="filelock: got a Python that cannot import it; want pip install"):
+        go(corpora, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_its_text_an_experiment_leaves_nothing_behind(tmp_path):
     elsewhere = replace(TINY, corpus=CorpusSpec(name="elsewhere"))
     with pytest.raises(ValueError, match="corpora: got .*; want a folder that holds elsewhere"):
