@@ -939,6 +939,13 @@ def test_a_window_longer_than_learned_positions_is_named():
             call()
 
 
+def test_bytes_that_cannot_be_are_named_before_the_work():
+    model = Toy()
+    with pytest.raises(ValueError, match="n_bytes: got 0; want a positive integer"):
+        evaluate(model, TOKENS, n_bytes=0)
+    assert not model.seen
+
+
 def test_two_trainings_in_one_folder_are_refused(tmp_path):
     """Each would remove what the other writes; and what was held is free when a run ends, however it ends."""
 
