@@ -13,6 +13,7 @@ turns, and the median over the turns counts, of the times and of their ratios. R
 import argparse
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,20 +25,21 @@ from torch import nn
 from gbattn.attention import merge_heads, split_heads
 from gbattn.conventions import Record
 from gbattn.cost import count_flops
+from gbattn.experiments import EXPERIMENTS
 from gbattn.language_model import LanguageModel, ModelConfig, model_cost, next_token_loss
 from gbattn.training import TrainConfig, _parts, _read, _Run, _update, decay_groups, step_seed
 
 SHAPES = {  # B, T, D, heads, layers, V
     "small": (32, 128, 64, 4, 4, 2048),
     "published": (32, 256, 256, 4, 4, 16384),
-    "quick": (2, 16, 16, 2, 1, 64),
+    "quick": (2, 16, 16, 2, 4, 64),
 }
+# Those of the tables of chapter 16, but the one whose size is found by timing.
 ARMS = {
-    "standard": ("multi_head", {}),
-    "twicing": ("twicing", {}),
-    "boosted residual": ("boosted", {}),
-    "boosted input": ("boosted", {"kv_from": "input"}),
-    "boosted shared head": ("boosted", {"kv_from": "shared", "gate": "head"}),
+    arm.name.replace("_", " "): arm
+    for name in ("mini", "mini-arms")
+    for arm in EXPERIMENTS[name].arms
+    if arm.equal_in != "time"
 }
 STANDARD = ("standard", "standard plain", "standard products")  # what an arm's own are compared with
 RUNS = {"small": 15, "published": 5, "quick": 1}
@@ -257,13 +259,19 @@ def demand_the_same(model: nn.Module, run: _Run) -> None:
         raise SystemExit(f"the products alone make {counts + in_place} FLOPs, the model {expected}")
 
 
-def steps_of(arm: str, shape: tuple, tokens: np.ndarray, options, precision: str) -> tuple[dict, ModelConfig]:
-    """The calls of one arm by name, each a training step."""
+def config_of(arm: str, shape: tuple) -> ModelConfig:
+    """The model of an arm at the size of a shape, or at what equals that of another arm there."""
     B, T, D, H, layers, V = shape
-    attention, given = ARMS[arm]
-    sizes = {"vocab_size": V, "max_length": T, "d_model": D, "n_heads": H, "n_layers": layers}
+    mini = EXPERIMENTS["mini"]
+    sizes = {"max_length": T, "d_model": D, "n_heads": H, "n_layers": layers}
+    config = replace(mini, corpus=replace(mini.corpus, vocab_size=V), model=sizes).model_of(ARMS[arm])
     # With smaller weights and no normalisation the products alone would sink to numbers that a CPU is slow with.
-    config = ModelConfig(**sizes, attention=attention, attention_options=given, init_std=D**-0.5)
+    return replace(config, init_std=config.d_model**-0.5)
+
+
+def steps_of(arm: str, shape: tuple, tokens: np.ndarray, options, precision: str) -> dict[str, Callable]:
+    """The calls of one arm by name, each a training step."""
+    config = config_of(arm, shape)
     run = run_of(LanguageModel(config), tokens, shape, precision, False)
     model = run.model
     demand_the_same(model, run)
@@ -281,14 +289,7 @@ def steps_of(arm: str, shape: tuple, tokens: np.ndarray, options, precision: str
         )
         if arm == "standard":
             calls["textbook compiled"] = textbook_step(run, shape, options.device, precision, True)
-    return calls, config
-
-
-def group_of(arm: str, calls: dict) -> dict[str, Callable]:
-    """The calls that take turns: those of an arm, and the standard ones that it is compared with."""
-    mine = {name: call for name, call in calls.items() if name.startswith(arm)}
-    also = ("textbook", "textbook compiled") if arm == "standard" else STANDARD
-    return mine | {name: calls[name] for name in also if name in calls}
+    return calls
 
 
 def comparisons(arm: str, group: dict) -> Iterator[tuple[str, str, str]]:
@@ -351,29 +352,29 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
     turns = functools.partial(take_turns, settle=options.settle, wait=options.wait)
     for precision in options.precisions:
         torch.manual_seed(0)
-        calls, configs = {}, {}
-        for arm in ARMS:
-            made, configs[arm] = steps_of(arm, shape, tokens, options, precision)
-            calls |= made
-        found = with_peaks(calls, options)
-        for arm in ARMS:
-            group = group_of(arm, calls)
+        standard = steps_of("standard", shape, tokens, options, precision)
+        show_heads(name, precision)
+        for arm in options.arms:
+            mine = standard if arm == "standard" else steps_of(arm, shape, tokens, options, precision)
+            found = with_peaks(mine, options)
+            group = mine | {method: standard[method] for method in STANDARD}
             times = turns(group, runs, patience=PATIENCE[name], enough=functools.partial(known, arm))
-            for method in group.keys() - (set(STANDARD) if arm != "standard" else set()):
-                found[method] |= times[method].spread | {"turns": len(times[method].seconds)}
+            for method, numbers in found.items():
+                numbers |= times[method].spread | {"turns": len(times[method].seconds)}
+                numbers["tokens_per_second"] = B * T / numbers["median_seconds"]
             for method, beneath, field in comparisons(arm, group):
                 for end, value in times[method].over(times[beneath])._asdict().items():
                     found[method][f"{field}_{end}".removesuffix("_median")] = value
-        predicted = {arm: model_cost(config, T, B).training_flops for arm, config in configs.items()}
-        for method, numbers in found.items():
-            numbers["tokens_per_second"] = B * T / numbers["median_seconds"]
-            if method in predicted:
-                numbers["training_flops"] = predicted[method]
-            if (of := method.removesuffix(" plain").removesuffix(" products")) in predicted:
-                numbers["predicted_ratio"] = predicted[of] / predicted["standard"]
-            settings = sizes | {"precision": precision, "method": method, "runs": runs}
-            save("benchmark-training-step", f"{name} {precision} {method}", settings, numbers, options)
-        show(name, precision, found)
+            flops = {of: model_cost(config_of(of, shape), T, B).training_flops for of in (arm, "standard")}
+            found[arm]["training_flops"] = flops[arm]
+            for method in found.keys() - {"textbook", "textbook compiled", f"{arm} compiled"}:
+                found[method]["predicted_ratio"] = flops[arm] / flops["standard"]
+            for method, numbers in found.items():
+                settings = sizes | {"precision": precision, "method": method, "runs": runs}
+                save("benchmark-training-step", f"{name} {precision} {method}", settings, numbers, options)
+            show(arm, found)
+            if name != "quick":
+                show_missed(arm, found)
     calls = parts_of_a_step(shape, tokens)
     parts = with_peaks(calls, options)
     for part, times in turns(calls, 3 * runs).items():
@@ -389,24 +390,30 @@ def save(experiment: str, name: str, settings: dict, numbers: dict, options: arg
     Record(experiment, settings, numbers).save(name, options.folder)
 
 
-def show(name: str, precision: str, found: dict[str, dict]) -> None:
-    """Print a row for each method, and whether the aims were met."""
+def show_heads(name: str, precision: str) -> None:
     print(f"\n{name} {SHAPES[name]}, precision {precision}: milliseconds, tokens a second, megabytes at the highest,")
     print("times the plain step, times the products alone, times the standard step and what its products predict")
+
+
+def show(arm: str, found: dict[str, dict]) -> None:
+    """Print a row for each method of an arm."""
     for method, numbers in found.items():
         row = f"{method:30}{1e3 * numbers['median_seconds']:10.1f}{numbers['tokens_per_second']:12,.0f}"
         row += f"{numbers['peak_bytes'] / 1e6:9.0f}"
         for field in ("over_plain", "over_products", "over_standard", "predicted_ratio"):
             row += f"{numbers[field]:9.3f}" if field in numbers else " " * 9
-        print(row.rstrip())
-    if name == "quick":
+        print(row.rstrip(), flush=True)
+
+
+def show_missed(arm: str, found: dict[str, dict]) -> None:
+    """Print which aims were not met."""
+    if arm != "standard":
+        limit = AIMS["predicted"] * found[arm]["predicted_ratio"]
+        if found[arm]["over_standard"] > limit:
+            print(f"missed: {arm} takes {interval(found[arm], 'over_standard')} times as long; aim {limit:.3f}")
         return
-    for method in list(ARMS)[1:]:
-        limit = AIMS["predicted"] * found[method]["predicted_ratio"]
-        if found[method]["over_standard"] > limit:
-            print(f"missed: {method} takes {interval(found[method], 'over_standard')} times as long; aim {limit:.3f}")
-    if found["standard"]["over_plain"] > AIMS["plain"]:
-        print(f"missed: standard takes {interval(found['standard'], 'over_plain')} plain steps; aim {AIMS['plain']}")
+    if found[arm]["over_plain"] > AIMS["plain"]:
+        print(f"missed: standard takes {interval(found[arm], 'over_plain')} plain steps; aim {AIMS['plain']}")
     fastest = lambda kind: min(
         (n for n in found if n in (kind, f"{kind} compiled")), key=lambda n: found[n]["median_seconds"]
     )
@@ -425,6 +432,7 @@ def main() -> None:
     parser.add_argument("--runs", type=counted, help=runs)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
     parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
+    parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS), help="which arms; by default all")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default what accelerate finds")
     parser.add_argument("--folder", help="where records go; by default results/")

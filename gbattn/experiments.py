@@ -1838,6 +1838,10 @@ def _rung(
     return sweep, rung
 
 
+_LADDER_48 = _rung(
+    48, 295_000, "b26f2a33ff6d", 86, (2e-3, 4e-3, 8e-3, 16e-3), (1, 2, 3)
+)
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -1995,8 +1999,12 @@ EXPERIMENTS: dict[str, Experiment] = {
                 arms=(STANDARD, WIDER, BOOSTED),
             ),
         ),
-        *_rung(
-            48, 295_000, "b26f2a33ff6d", 86, (2e-3, 4e-3, 8e-3, 16e-3), (1, 2, 3)
+        *_LADDER_48,
+        replace(
+            _LADDER_48[1],
+            name="ladder-48-dropout",
+            question="the same with attention dropout, at the rates found without",
+            arms=tuple(map(_with_attention_dropout, _LADDER_48[1].arms)),
         ),
         *_rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
         *_rung(128, 1_453_000, "99fa1767dade", 425, (2e-3, 4e-3, 8e-3), (1,)),

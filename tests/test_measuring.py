@@ -4,6 +4,7 @@ Nothing here is timed.
 """
 
 import itertools
+import json
 import math
 import random
 import sys
@@ -147,6 +148,19 @@ def test_the_textbook_keeps_no_gradients_between_steps(monkeypatch):
     step()
     assert all(parameter.grad is None for parameter in models[0].parameters())
     assert not any(torch.equal(a, b) for a, b in zip(before, models[0].parameters(), strict=True))
+
+
+def test_one_arm_is_timed_against_the_standard_one_whose_records_stay(monkeypatch, tmp_path):
+    pytest.importorskip("accelerate")
+    arguments = ["--quick", "--arms", "twicing last2", "--precisions", "no", "--folder", str(tmp_path)]
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(sys, "argv", ["training_step.py", *arguments])
+    training_step.main()
+    records = {path.stem: json.loads(path.read_text())["measured"] for path in tmp_path.glob("*-step/*.json")}
+    assert records.keys() == {f"quick-no-twicing-last2{kind}" for kind in ("", "-plain", "-products")}
+    assert all(measured["over_standard"] > 0 for measured in records.values())
+    # Two layers of four have the second look, which is two of the many products of a layer.
+    assert 1 < records["quick-no-twicing-last2"]["predicted_ratio"] < 1.15
 
 
 @pytest.mark.parametrize(("found", "arguments"), [("mps", []), ("cuda", ["--device", "cpu"])])
