@@ -93,7 +93,8 @@ def _check_mask(
         "mask",
         mask,
         lambda: (
-            f"(T, S) = ({T}, {S}) or (B, H, T, S) = ({B}, {H}, {T}, {S}), where a size may be 1"
+            f"(T, S) = ({T}, {S}) or (B, H, T, S) = ({B}, {H}, {T}, {S}), "
+            "where a size may be 1; one row for each sequence is mask[:, None, None]"
         ),
     )
 
@@ -902,7 +903,7 @@ class MultiHeadAttention(nn.Module):
         KeyValueCache
             On the device of the layer's weights.
         """
-        mine = next(self.parameters())
+        mine = self._weight()
         if dtype is None:
             dtype = _compute_dtype(mine.device, mine.dtype)
         made = dict(dtype=dtype, device=mine.device)
@@ -927,10 +928,16 @@ class MultiHeadAttention(nn.Module):
 
     # ---- what all layers share ----
 
+    def _weight(self) -> torch.Tensor:
+        """One that has the device and the dtype of all; torch's quantisation leaves
+        none, and float32 on the CPU."""
+        weight = next(self.parameters(), None)
+        return torch.empty(0, dtype=torch.float32) if weight is None else weight
+
     def _open(
         self, x, context, causal, mask, positions, cache, notes=None
     ) -> _Pass:
-        weight = next(self.parameters())
+        weight = self._weight()
         _check_tokens("x", x, self.d_model, weight)
         (B, T), past = x.shape[:2], 0
         if context is not None:
@@ -1097,7 +1104,7 @@ class LinearAttention(MultiHeadAttention):
     ) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`; a sum over all tokens is kept in
         float32 at least."""
-        dtype = _wide(dtype or next(self.parameters()).dtype)
+        dtype = _wide(dtype or self._weight().dtype)
         return super().make_cache(batch_size, max_length, dtype=dtype)
 
     def explain(self, x: torch.Tensor, *, cache=None, **options) -> Trace:
@@ -1183,7 +1190,8 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
     `make_attention`.
 
     In a language model, ``reset_parameters(generator)`` of the layer must set all of
-    its parameters and buffers, and these must be floating-point.
+    its parameters and buffers, and these must be floating-point; to decode with a
+    cache it needs ``make_cache``, as `MultiHeadAttention` has it.
 
     Parameters
     ----------

@@ -436,7 +436,7 @@ class Block(nn.Module):
         ValueError
             Naming the argument, what it got and what it wants.
         """
-        _check_tokens("x", x, self.d_model, self.ffn.up.weight)
+        _check_tokens("x", x, self.d_model, next(self.parameters()))
         seen = dict(causal=causal, mask=mask, positions=positions, cache=cache)
         drop = lambda f: nnf.dropout(f, self.dropout, self.training)
         x = self.place(
@@ -451,6 +451,10 @@ class Block(nn.Module):
 
         Takes what `gbattn.attention.MultiHeadAttention.make_cache` takes.
         """
+        kind = type(self.attention).__name__
+        want = "a layer that has it, or cache=False where a model generates"
+        able = hasattr(self.attention, "make_cache")
+        require(able, "attention", f"{kind}, without make_cache", want)
         return self.attention.make_cache(batch_size, max_length, dtype=dtype)
 
 # %% ../nbs/11_blocks.ipynb #528b0f8f

@@ -100,6 +100,8 @@ _PLAINER = {
     "n_heads": "Heads of each attention.",
     "norm": "Where a sublayer is normalised: pre, post or none.",
     "normalizer": "By what: layernorm, rmsnorm, dyt or derf.",
+    "attention": "A registered name: multi_head, linear (with --positions learned), "
+    "twicing or boosted.",
     "ffn": "The feed-forward sublayer: gelu, swiglu or relu.",
     "attention_options": "What that layer takes besides, as JSON, such as "
     "'{\"rounds\": 3}': rounds, kv_from, gate, dropout and so on.",
@@ -645,7 +647,8 @@ def train_model(
     sample_tokens : int, optional
         Length of that sample: by default 80, or as many as learned positions leave.
     tensorboard : bool
-        Whether to write TensorBoard's files as well.
+        Whether to write TensorBoard's files as well, to ``checkpoints/tensorboard``
+        in the folder.
     """
     from gbattn.language_model import LanguageModel, parameter_count
     from gbattn.training import checkpoints

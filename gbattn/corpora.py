@@ -440,7 +440,7 @@ def _text_files(folder: Path) -> list[Path]:
         found += [
             Path(place, name)
             for name in names
-            if name.endswith(".txt") and not name.startswith(".")
+            if name.lower().endswith(".txt") and not name.startswith(".")
         ]
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
@@ -643,13 +643,23 @@ class Corpus:
             require(False, str(path), got, f"tokenizers {made}, which wrote it")
 
     def decode(self, tokens: Sequence[int] | np.ndarray | torch.Tensor) -> str:
-        """The text of tokens; bytes that are no UTF-8, as at a cut in
-        mid-character, read as U+FFFD. Tokens of the published recipe are set apart
-        by spaces."""
+        """The text of the tokens of one sequence, shape (n,) or (1, n); bytes that are
+        no UTF-8, as at a cut in mid-character, read as U+FFFD. Tokens of the published
+        recipe are set apart by spaces.
+
+        Raises
+        ------
+        ValueError
+            For several sequences, or what are no tokens of the vocabulary.
+        """
+        tokens = _as_array(tokens)
+        alone = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
+        want = "one sequence: decode each row of a batch"
+        require(alone, "tokens", f"shape {tokens.shape}", want)
         between = (
             b"" if self.manifest["recipe"]["tokenizer"] == "byte-level" else b" "
         )
-        numbers = self._checked(_as_array(tokens).ravel()).tolist()
+        numbers = self._checked(tokens.ravel()).tolist()
         spelled = between.join(self.vocabulary[number] for number in numbers)
         return spelled.decode("utf-8", errors="replace")
 
@@ -878,6 +888,11 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     path = folder / MANIFEST
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", _NO_CACHE)
     manifest = _read_manifest(path, cure)
+    some = any(
+        (folder / manifest["splits"][split]["file"]).exists() for split in SPLITS
+    )
+    got = f"{folder} without tokens, such as that of a trained model"
+    require(some, "folder", got, _NO_CACHE)
     parts = {"tokenizer": manifest["tokenizer"], **manifest["splits"]}
     sizes = {
         split: parts[split]["tokens"] * np.dtype(parts[split]["dtype"]).itemsize

@@ -363,13 +363,12 @@ def _cached(spec: "CorpusSpec") -> Corpus | None:
 
 
 @lru_cache(8)
-def _load(spec: "CorpusSpec", corpora: str | None) -> Corpus:
+def _load(spec: "CorpusSpec", root: str | None) -> Corpus:
     if carried := _cached(spec):
         return carried
     known = spec.name == "python-docs" or spec.name in HUB
     place = spec.name
     if not known:
-        root = corpora or os.environ.get("GBATTN_CORPORA")
         want = f"a folder that holds {spec.name}, given here or in GBATTN_CORPORA"
         good = root is not None and (Path(root) / spec.name).is_dir()
         require(good, "corpora", "nothing" if root is None else str(root), want)
@@ -438,9 +437,9 @@ class CorpusSpec:
             require(good, argument, repr(value), f"an integer, {least} or more")
 
     def load(self, corpora: str | Path | None = None) -> Corpus:
-        """Return the corpus, made once and cached. Where a fingerprint is given and
-        the cache has such a corpus, as when it was carried here, the text itself is
-        not needed.
+        """Return the corpus, made once and cached; a process reads it once. Where a
+        fingerprint is given and the cache has such a corpus, as when it was carried
+        here, the text itself is not needed.
 
         Parameters
         ----------
@@ -454,7 +453,8 @@ class CorpusSpec:
             When the folder is not there, or holds another text than the fingerprint
             says; and as `gbattn.corpora.load_corpus` does.
         """
-        return _load(self, None if corpora is None else str(corpora))
+        root = corpora or os.environ.get("GBATTN_CORPORA")
+        return _load(self, None if root is None else str(root))
 
 # %% ../nbs/16_perplexity.ipynb #03b77197
 #| code-fold: true
@@ -922,6 +922,9 @@ def _loss(record: Record, metric: str) -> float:
 def _of_one_text(records: Iterable[Record]) -> Iterator[Record]:
     """The records one by one, as long as their text is that of the first."""
     first = None
+    good = isinstance(records, Iterable)
+    want = "records, as run and records_of return them"
+    require(good, "records", type(records).__name__, want)
     for record in records:
         text = record.settings["corpus"], record.settings["text"]["fingerprint"]
         first = first or text
@@ -1360,6 +1363,22 @@ def _wait_for_workers(count: int, share: tuple) -> list[int]:
                 process.terminate()
 
 
+def _demand_same_text(
+    experiment, runs: Sequence["Run"], folder: Path, corpora
+) -> None:
+    """Whether finished runs are of the text that is here now, if one is; of a text
+    with a fingerprint, or of the Hub, they are."""
+    spec = experiment.corpus
+    if spec.fingerprint or spec.name in HUB:
+        return
+    root = corpora or os.environ.get("GBATTN_CORPORA")
+    here = root is not None and (Path(root) / spec.name).is_dir()
+    if spec.name == "python-docs" or here:
+        text = spec.load(corpora).fingerprint
+        for one in runs:
+            _finished(one, folder, text)
+
+
 def _demand_writable(argument: str, folder: Path, *below: str) -> None:
     """Make a folder, and one below it, or say why not."""
     inner = folder.joinpath(*below)
@@ -1419,7 +1438,8 @@ def run(
     ------
     ValueError
         Naming the argument, what it got and what it wants; also when a learning
-        rate is to come from a sweep that is not finished.
+        rate is to come from a sweep that is not finished, or a record, also one of
+        that sweep, is of another text than the one that is here now.
     Exception
         The first error of a run, after all others are done; of several workers a
         RuntimeError that says which run it was and why, if runs are left.
@@ -1438,17 +1458,28 @@ def run(
         or os.environ.get("GBATTN_RUNS")
         or Path.home() / ".cache" / "gbattn" / "runs"
     )
+    good = corpora is None or Path(corpora).is_dir()
+    require(good, "corpora", str(corpora), "a folder that is there")
     corpora = None if corpora is None else str(corpora)
     runs = experiment.tuned(folder).shard(*shard)
     here = folder / experiment.name
     left = [one for one in runs if not (here / f"{one.name}.json").is_file()]
+    _load.cache_clear()  # the files may be others than at the last call
     if not left:
+        _demand_same_text(experiment, runs, folder, corpora)
         return records_of(experiment, folder)
     # What would stop every run stops this one, before the first hour.
     _check_packages("train", "accelerate", "filelock", "safetensors")
     profile()
-    _load.cache_clear()  # the files may be others than at the last call
-    experiment.corpus.load(corpora)
+    corpus, wanted = experiment.corpus.load(corpora), experiment.corpus.vocab_size
+    want = f"a longer text, or vocab_size={corpus.vocab_size}"
+    reached = corpus.vocab_size == wanted
+    got = f"a text that reaches {corpus.vocab_size} token types of {wanted}"
+    require(reached, "corpus", got, want)
+    sweep = experiment.rates_from
+    if sweep and sweep.corpus == experiment.corpus:
+        for one in sweep.runs():  # the rates are those of this text
+            _finished(one, folder, corpus.fingerprint)
     _demand_writable("folder", folder, experiment.name)
     _demand_writable("work", work)
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:

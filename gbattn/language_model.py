@@ -8,6 +8,7 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 
 # %% ../nbs/13_language_model.ipynb #b1ba077d
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from gbattn.attention import (
+    _LAYERS,
     KeyValueCache,
     _check_probability,
     _compute_dtype,
@@ -142,6 +144,7 @@ def next_token_loss(
 
 # %% ../nbs/13_language_model.ipynb #fe509497
 #| code-fold: true
+_OF_THE_MODEL = ("bias", "device", "dtype")
 _PER_LAYER = (
     "attention",
     "attention_options",
@@ -305,7 +308,7 @@ class ModelConfig:
     def _check_layer(self, layer: int, options: dict) -> None:
         inner = options["attention_options"]
         if isinstance(inner, dict):
-            for name in ("bias", "device", "dtype"):
+            for name in _OF_THE_MODEL:
                 want = f"no {name!r}, which is the model's"
                 require(name not in inner, "attention_options", repr(name), want)
             turns = inner.get("rotary") is not None
@@ -322,8 +325,10 @@ class ModelConfig:
         try:
             Block(self.d_model, self.n_heads, **options, device="meta")
         except TypeError as error:
-            want = f"options that {options['attention']!r} takes"
+            takes = ", ".join(_options_of(options["attention"]))
+            want = f"options that {options['attention']!r} takes: {takes}"
             got = str(error).split(") got ")[-1]
+            got += f" for layer {layer}" * bool(self.overrides)
             require(False, "attention_options", got, want)
         except RuntimeError as error:  # of torch, when bytes overflow
             got = f"sizes that torch refuses ({error})"
@@ -354,6 +359,18 @@ class ModelConfig:
         _named_options("config", fields_of, known)
         require("vocab_size" in fields_of, "config", "no vocab_size", "one")
         return cls(**fields_of)
+
+
+def _options_of(attention: str) -> list[str]:
+    """What a registered layer takes, itself or as the kind of layer that it is, but
+    what the model decides."""
+    found = [
+        one.name
+        for kind in _LAYERS[attention].__mro__
+        for one in inspect.signature(kind.__init__).parameters.values()
+        if one.kind is one.KEYWORD_ONLY and one.name not in _OF_THE_MODEL
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _as_json(name: str, options: dict) -> str:
@@ -583,7 +600,13 @@ class LanguageModel(nn.Module):
         fits = isinstance(caches, list) and len(caches) == len(self.blocks)
         want = f"a list of {len(self.blocks)}, from make_caches"
         fits = fits and (cache is None or all(hasattr(c, "length") for c in caches))
-        require(fits, "cache", type(cache).__name__, want)
+        if not fits:
+            whole = isinstance(caches, list)
+            kinds = "/".join(
+                sorted({type(c).__name__ for c in caches} if whole else ())
+            )
+            got = f"{len(caches)} of {kinds}" if whole else type(cache).__name__
+            require(False, "cache", got, want)
         if cache is not None:
             held = [one.length for one in caches]
             want = "one number: a pass that failed leaves caches of no use"

@@ -654,9 +654,29 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     with _in_eval_mode(model):
         for inputs, targets in windows:
             loss = model(inputs.to(device), targets.to(device), reduction="sum")
+            one = isinstance(loss, torch.Tensor) and loss.numel() == 1
+            got = getattr(loss, "shape", type(loss).__name__)
+            want = "one number, the summed loss, with reduction='sum'"
+            require(one, "model", f"an answer of {got}", want)
             nats += float(loss)
             n_tokens += int((targets != -100).sum())
     return nats, n_tokens
+
+
+def _demand_summed(model, tokens: np.ndarray, length: int) -> None:
+    """Stop a model whose loss is not the sum over the targets: every number that is
+    made of it would be wrong, and look right. The losses of every other target and
+    of the rest must add up to that of all."""
+    inputs, targets = next(sequential_windows(tokens, length, batch_size=2))
+    odd = torch.arange(targets.shape[1]) % 2 == 1
+    whole, *parts = (
+        _nats(model, iter([(inputs, targets.masked_fill(blank, -100))]))[0]
+        for blank in (torch.zeros_like(odd), odd, ~odd)
+    )
+    adds_up = abs(sum(parts) - whole) <= 0.1 * abs(whole)
+    got = f"a loss of {whole:.4g}, of its halves {parts[0]:.4g} and {parts[1]:.4g}"
+    want = "with reduction='sum' the sum of all targets but those of -100"
+    require(adds_up or not math.isfinite(whole), "model", got, want)
 
 # %% ../nbs/15_training.ipynb #9af481ce
 def _log(run: _Run) -> None:
@@ -979,7 +999,8 @@ def train(
     ------
     ValueError
         Naming the argument, what it got and what it wants; for a folder that holds
-        another run, everything that differs.
+        another run, everything that differs; for a model whose loss is no sum over
+        the targets.
     FloatingPointError
         When a loss or a gradient is not finite, naming step, learning rate and
         batch. The last good checkpoint is kept; the model is left as it is, up to
@@ -1015,6 +1036,7 @@ def train(
             got = f"{folder}, in which another training is at work"
             want = "another folder, or patience"
             held.enter_context(_held(folder, "folder", got, want))
+        _demand_summed(model, corpus.valid, run.stream.length)
         _go(run, progress, tensorboard)
     return run.history
 
@@ -1105,7 +1127,7 @@ def evaluate(
     ------
     ValueError
         Naming the argument, what it got and what it wants; also for a model whose
-        loss is not finite.
+        loss is no sum over the targets, or not finite.
 
     Notes
     -----
@@ -1118,6 +1140,7 @@ def evaluate(
     )
     known = n_bytes is None or is_count(n_bytes)
     require(known, "n_bytes", repr(n_bytes), "a positive integer")
+    _demand_summed(model, tokens, length)
     nats, n_tokens = _nats(model, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)

@@ -466,6 +466,14 @@ def test_a_layer_of_ones_own_starts_by_name(own):
     assert (first.kept == 3).all() and (first.unsaved == 4).all()
 
 
+def test_a_layer_without_a_cache_generates_without_one(own, monkeypatch):
+    monkeypatch.setattr(Own, "make_cache", property())  # hasattr says no
+    model, tokens = LanguageModel(own()), tokens_of(1, 3)
+    with pytest.raises(ValueError, match="attention: got Own, without make_cache; want a layer that has it, or cache="):
+        model.generate(tokens, 2)
+    assert model.generate(tokens, 2, cache=False).shape == (1, 5)
+
+
 @pytest.mark.parametrize("forget", ["extra", "kept", "unsaved"])
 def test_a_layer_that_leaves_memory_as_it_found_it(own, forget):
     with pytest.raises(ValueError, match=f"blocks.0.attention.{forget}: got a weight or buffer that reset_parameters"):
@@ -585,6 +593,37 @@ def test_the_training_step_compiles_whole(kind, vocab_size):
         assert torch.allclose(p.grad, wanted[name], atol=1e-6), name
 
 
+@pytest.mark.parametrize(
+    ("kind", "positions"),
+    [
+        (kind, positions)
+        for kind in KINDS
+        for positions in ("learned", "rotary")
+        if (kind, positions) != ("linear", "rotary")
+    ],
+)
+def test_it_compiles_whole_for_any_length(kind, positions):
+    torch._dynamo.reset()
+    model = LanguageModel(config_of(kind, positions=positions))
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for length in (5, 9, 7):
+        tokens = tokens_of(2, length)
+        torch.testing.assert_close(compiled(tokens, tokens), model(tokens, tokens))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_it_can_be_quantised(kind):
+    """By torch, for the CPU: products of eight bits, so nearly the same logits."""
+    model, tokens = LanguageModel(config_of(kind)).eval(), tokens_of(2, 6)
+    small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    assert not any(type(part) is torch.nn.Linear for part in small.modules())
+    with torch.no_grad():
+        exact = model(tokens)
+        assert 0 < (small(tokens) - exact).abs().max() < 0.1 * exact.abs().max()
+    assert small.generate(tokens, 3, temperature=0).shape == (2, 9)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast(kind):
     model, tokens = model_of(kind, dtype=torch.float32, scale=1), tokens_of(2, 12)
@@ -675,7 +714,7 @@ def test_caches_out_of_step_are_refused():
         ValueError, match=r"cache: got \[3, 0\] tokens in its layers; want one number: a pass that failed"
     ):
         model(tokens, cache=caches)
-    with pytest.raises(ValueError, match="cache: got list; want a list of 2, from make_caches"):
+    with pytest.raises(ValueError, match="cache: got 2 of NoneType; want a list of 2, from make_caches"):
         model(tokens, cache=[None, None])
 
 
@@ -1274,7 +1313,8 @@ def calls(model, tokens):
         f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
         "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
         "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
-        "cache: got list; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
+        "cache: got 2 of int; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
+        "cache: got 1 of KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[:1]),
         "cache: got [<gbattn.attention.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
         "cache: got 1; want True or False": lambda: model.generate(tokens, 2, cache=1),
         "tokens: got device meta; want cpu, as the model": lambda: model(tokens.to("meta")),

@@ -329,6 +329,10 @@ def test_decode_refuses_numbers_that_are_no_tokens(corpus):
     with pytest.raises(ValueError, match="tokens: got a number outside"):
         corpus.decode([-100])  # not scored is not a token
     assert corpus.decode([]) == ""
+    tokens = corpus.test[:6]
+    assert corpus.decode(tokens[None]) == corpus.decode(tokens)
+    with pytest.raises(ValueError, match=r"tokens: got shape \(2, 3\); want one sequence: decode each row"):
+        corpus.decode(tokens.reshape(2, 3))
 
 
 @pytest.mark.parametrize("context", (0, 5))
@@ -602,6 +606,16 @@ def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
         open_corpus(copy, verify=False)
 
 
+def test_nobody_is_told_to_throw_a_model_away(corpus, tmp_path):
+    """A folder of training has the manifest and the tokenizer of its text, and no tokens."""
+    for name in ("corpus.json", "tokenizer.json"):
+        shutil.copy(corpus.folder / name, tmp_path)
+    want = "a cache as load_corpus writes it; or load_corpus"
+    with pytest.raises(ValueError, match=f"without tokens, such as that of a trained model; want {want}") as error:
+        open_corpus(tmp_path)
+    assert "delete the folder" not in str(error.value)
+
+
 TOKENIZER_FAULTS = {
     "missing": (lambda path: path.unlink(), "no such file; want the file that corpus.json was written with: copy"),
     "empty": (lambda path: path.write_text(""), "bytes that do not match their checksum; want the file"),
@@ -711,7 +725,7 @@ def test_files_behind_links_are_read_and_hidden_ones_not(tmp_path, cache):
         many / "train" / ".checkpoints" / "old.txt": "a draft\n",
         many / "train" / ".hidden.txt": "hidden\n",
         many / "train" / "folder.txt" / "notes.md": "no text file\n",
-        elsewhere / "c.txt": "third\n",
+        elsewhere / "C.TXT": "third\n",
         many / "valid.txt": "v v\n",
         many / "test.txt": "t t\n",
     }.items():

@@ -60,7 +60,8 @@ class Toy(nn.Module):
         self.seen = []
 
     def forward(self, tokens, targets, *, reduction="mean"):
-        self.seen.append(tokens)
+        if self.training:
+            self.seen.append(tokens)
         x = self.embedding(tokens)
         past = x.cumsum(1) / torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
         logits = self.head(self.dropout(torch.tanh(x + past))).flatten(0, 1)
@@ -502,7 +503,7 @@ class Interrupted(Toy):
 
     def forward(self, *args, **options):
         self.calls -= self.training
-        if self.calls == -1:
+        if self.training and self.calls == -1:
             raise KeyboardInterrupt
         return super().forward(*args, **options)
 
@@ -945,6 +946,32 @@ def test_bytes_that_cannot_be_are_named_before_the_work():
     with pytest.raises(ValueError, match="n_bytes: got 0; want a positive integer"):
         evaluate(model, TOKENS, n_bytes=0)
     assert not model.seen
+
+
+class Mean(Toy):
+    def forward(self, tokens, targets, *, reduction="mean"):
+        return super().forward(tokens, targets, reduction="mean")
+
+
+class Logits(Toy):
+    def forward(self, tokens, targets, *, reduction="mean"):
+        return self.head(self.embedding(tokens))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Mean, "model: got a loss of .*, of its halves .*; want with reduction='sum' the sum of all targets but those"),
+        (Logits, "model: got an answer of torch.Size.*; want one number, the summed loss, with reduction='sum'"),
+    ],
+)
+def test_a_model_whose_loss_is_no_sum_is_refused(model, message, tmp_path):
+    """Its perplexity would be near one, untrained."""
+    with pytest.raises(ValueError, match=message):
+        run(model(), folder=tmp_path)
+    assert not checkpoints(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        evaluate(model(), TOKENS)
 
 
 def test_two_trainings_in_one_folder_are_refused(tmp_path):

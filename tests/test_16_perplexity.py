@@ -712,6 +712,42 @@ def test_a_record_of_another_text_is_not_taken_over(corpora, tmp_path):
         run(replace(before, seeds=(1, 2)), work=tmp_path / "work", **options)
 
 
+def test_finished_runs_are_those_of_the_text_that_is_here(corpora, tmp_path):
+    shutil.copytree(corpora / "tiny", tmp_path / "tiny")
+    one = replace(TINY, seeds=(1,), arms=(STANDARD,))
+    records = go(tmp_path, tmp_path, one)
+    assert go(tmp_path, tmp_path, one) == records
+    (tmp_path / "tiny" / "valid.txt").write_text("a cat sat on the dog and ran on a mat\n")
+    with pytest.raises(ValueError, match="other settings: text.fingerprint; want .*: the text has changed since"):
+        go(tmp_path, tmp_path, one)
+    with pytest.raises(ValueError, match="corpora: got .*gone; want a folder that is there"):
+        go(tmp_path / "gone", tmp_path, one)
+    assert records_of(one, tmp_path / "results") == records  # without the text nothing can be asked of it
+    shutil.rmtree(tmp_path / "tiny")
+    assert go(tmp_path, tmp_path, one) == records
+
+
+def test_rates_are_those_of_the_text_that_is_here(corpora, tmp_path):
+    shutil.copytree(corpora / "tiny", tmp_path / "tiny")
+    sweep = replace(TINY, name="sweep", seeds=(3,), arms=(STANDARD,), grid={"learning_rate": (1e-3, 2e-3)})
+    after = replace(UNRATED, name="after", seeds=(1,), arms=(STANDARD,), rates_from=sweep)
+    go(tmp_path, tmp_path, sweep)
+    (tmp_path / "tiny" / "valid.txt").write_text("a cat sat on the dog and ran on a mat\n")
+    with pytest.raises(ValueError, match="sweep.*other settings: text.fingerprint; want .*: the text has changed"):
+        go(tmp_path, tmp_path, after)
+    assert not (tmp_path / "results" / "after").exists()
+
+
+def test_a_text_is_that_of_the_folder_of_corpora(corpora, tmp_path, monkeypatch):
+    shutil.copytree(corpora / "tiny", tmp_path / "tiny")
+    (tmp_path / "tiny" / "valid.txt").write_text("a cat sat on the dog and ran on a mat\n")
+    found = set()
+    for folder in (corpora, tmp_path):
+        monkeypatch.setenv("GBATTN_CORPORA", str(folder))
+        found.add(TINY.corpus.load().fingerprint)
+    assert len(found) == 2
+
+
 def test_a_profile_that_is_none_is_refused_before_any_run(corpora, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "_work", lambda *share: pytest.fail("a run was started"))
     monkeypatch.setenv("GBATTN_PROFILE", "fast")
@@ -958,6 +994,7 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: welch(1, 1, 2, math.nan, 1, 2), "mean_a, mean_b: got (1, nan); want finite numbers"),
         (lambda: compare([], confidence=95), "confidence: got 95; want a number between 0 and 1"),
         (lambda: compare([]), "reference: got 'standard'; want one of the arms of the records, but there are none"),
+        (lambda: compare(TINY), "records: got Experiment; want records, as run and records_of return them"),
         (lambda: compare([record("standard", 1, 1.0)] * 2), "records: got two of arm standard and seed 1; want one"),
         (lambda: compare([record("standard", 1, 1.0)], metric="x"), "metric: got 'x'; want one of test_loss"),
         (
@@ -1145,7 +1182,9 @@ def test_without_its_text_an_experiment_leaves_nothing_behind(tmp_path):
 
 
 def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
-    with pytest.raises(ValueError, match="vocab_size: got [0-9]+; want 5000, as the model has"):
+    with pytest.raises(
+        ValueError, match=r"corpus: got a text that reaches (\d+) token types of 5000; want .*vocab_size=\1"
+    ):
         go(corpora, tmp_path, replace(TINY, corpus=CorpusSpec(name="tiny", vocab_size=5000)))
 
 
