@@ -697,6 +697,15 @@ def _check_tokens(
         require(False, name, f"dtype {x.dtype}", f"{weight.dtype}, as the weights")
 
 
+def _weight_of(layer: nn.Module) -> torch.Tensor:
+    """One of its weights, which has the device and the dtype of all; torch's
+    quantisation leaves none, and float32 on the CPU."""
+    weight = next(layer.parameters(), None)
+    if weight is None:
+        return torch.empty(0, dtype=torch.float32, device="cpu")
+    return weight
+
+
 def _check_positions(positions: torch.Tensor, x: torch.Tensor) -> None:
     fits = isinstance(positions, torch.Tensor)
     fits = fits and tuple(positions.shape) in ((x.shape[1],), tuple(x.shape[:2]))
@@ -903,7 +912,7 @@ class MultiHeadAttention(nn.Module):
         KeyValueCache
             On the device of the layer's weights.
         """
-        mine = self._weight()
+        mine = _weight_of(self)
         if dtype is None:
             dtype = _compute_dtype(mine.device, mine.dtype)
         made = dict(dtype=dtype, device=mine.device)
@@ -928,16 +937,10 @@ class MultiHeadAttention(nn.Module):
 
     # ---- what all layers share ----
 
-    def _weight(self) -> torch.Tensor:
-        """One that has the device and the dtype of all; torch's quantisation leaves
-        none, and float32 on the CPU."""
-        weight = next(self.parameters(), None)
-        return torch.empty(0, dtype=torch.float32) if weight is None else weight
-
     def _open(
         self, x, context, causal, mask, positions, cache, notes=None
     ) -> _Pass:
-        weight = self._weight()
+        weight = _weight_of(self)
         _check_tokens("x", x, self.d_model, weight)
         (B, T), past = x.shape[:2], 0
         if context is not None:
@@ -1104,7 +1107,7 @@ class LinearAttention(MultiHeadAttention):
     ) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`; a sum over all tokens is kept in
         float32 at least."""
-        dtype = _wide(dtype or self._weight().dtype)
+        dtype = _wide(dtype or _weight_of(self).dtype)
         return super().make_cache(batch_size, max_length, dtype=dtype)
 
     def explain(self, x: torch.Tensor, *, cache=None, **options) -> Trace:

@@ -23,6 +23,7 @@ from gbattn.attention import (
     _check_tokens,
     _draw,
     _projection,
+    _weight_of,
     make_attention,
 )
 from .conventions import is_count, is_number, require
@@ -436,7 +437,7 @@ class Block(nn.Module):
         ValueError
             Naming the argument, what it got and what it wants.
         """
-        _check_tokens("x", x, self.d_model, next(self.parameters()))
+        _check_tokens("x", x, self.d_model, _weight_of(self.ffn))
         seen = dict(causal=causal, mask=mask, positions=positions, cache=cache)
         drop = lambda f: nnf.dropout(f, self.dropout, self.training)
         x = self.place(

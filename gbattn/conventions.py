@@ -117,7 +117,7 @@ def is_number(x: object) -> bool:
     if not isinstance(x, Real) or isinstance(x, bool):
         return False
     if isinstance(x, float):  # what torch.compile can follow where it is a symbol
-        return -math.inf < x < math.inf
+        return bool(-math.inf < x < math.inf)
     try:
         return math.isfinite(x)
     except OverflowError:  # an integer of more than 308 digits

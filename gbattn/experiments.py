@@ -1363,20 +1363,24 @@ def _wait_for_workers(count: int, share: tuple) -> list[int]:
                 process.terminate()
 
 
-def _demand_same_text(
-    experiment, runs: Sequence["Run"], folder: Path, corpora
-) -> None:
-    """Whether finished runs are of the text that is here now, if one is; of a text
-    with a fingerprint, or of the Hub, they are."""
-    spec = experiment.corpus
-    if spec.fingerprint or spec.name in HUB:
-        return
-    root = corpora or os.environ.get("GBATTN_CORPORA")
+def _text_at_hand(spec: "CorpusSpec", corpora: str | None) -> str | None:
+    """The fingerprint of a text of one's own as it is now, if it is here and not
+    pinned."""
+    if spec.fingerprint or spec.name == "python-docs" or spec.name in HUB:
+        return None
+    root = os.environ.get("GBATTN_CORPORA")
     here = root is not None and (Path(root) / spec.name).is_dir()
-    if spec.name == "python-docs" or here:
-        text = spec.load(corpora).fingerprint
-        for one in runs:
-            _finished(one, folder, text)
+    return spec.load(corpora).fingerprint if corpora or here else None
+
+
+def _demand_text(experiment: "Experiment", folder: Path, text: str) -> None:
+    """Whether the runs that are in are of this text, and those of a sweep that has
+    the same."""
+    alike = lambda e: replace(e.corpus, max_valid_tokens=None)
+    sweep = experiment.rates_from
+    runs = sweep.runs() if sweep and alike(sweep) == alike(experiment) else []
+    for one in (*runs, *experiment.tuned(folder).runs()):
+        _finished(one, folder, text)
 
 
 def _demand_writable(argument: str, folder: Path, *below: str) -> None:
@@ -1458,15 +1462,14 @@ def run(
         or os.environ.get("GBATTN_RUNS")
         or Path.home() / ".cache" / "gbattn" / "runs"
     )
-    good = corpora is None or Path(corpora).is_dir()
-    require(good, "corpora", str(corpora), "a folder that is there")
     corpora = None if corpora is None else str(corpora)
     runs = experiment.tuned(folder).shard(*shard)
     here = folder / experiment.name
     left = [one for one in runs if not (here / f"{one.name}.json").is_file()]
     _load.cache_clear()  # the files may be others than at the last call
     if not left:
-        _demand_same_text(experiment, runs, folder, corpora)
+        if text := _text_at_hand(experiment.corpus, corpora):
+            _demand_text(experiment, folder, text)
         return records_of(experiment, folder)
     # What would stop every run stops this one, before the first hour.
     _check_packages("train", "accelerate", "filelock", "safetensors")
@@ -1476,10 +1479,7 @@ def run(
     reached = corpus.vocab_size == wanted
     got = f"a text that reaches {corpus.vocab_size} token types of {wanted}"
     require(reached, "corpus", got, want)
-    sweep = experiment.rates_from
-    if sweep and sweep.corpus == experiment.corpus:
-        for one in sweep.runs():  # the rates are those of this text
-            _finished(one, folder, corpus.fingerprint)
+    _demand_text(experiment, folder, corpus.fingerprint)
     _demand_writable("folder", folder, experiment.name)
     _demand_writable("work", work)
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:

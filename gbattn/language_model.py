@@ -362,15 +362,19 @@ class ModelConfig:
 
 
 def _options_of(attention: str) -> list[str]:
-    """What a registered layer takes, itself or as the kind of layer that it is, but
-    what the model decides."""
-    found = [
-        one.name
-        for kind in _LAYERS[attention].__mro__
-        for one in inspect.signature(kind.__init__).parameters.values()
-        if one.kind is one.KEYWORD_ONLY and one.name not in _OF_THE_MODEL
-    ]
-    return list(dict.fromkeys(found))
+    """What a registered layer takes, itself or as what it derives from, but for what
+    the model decides."""
+    found, decided = {}, ("self", "d_model", "n_heads", *_OF_THE_MODEL)
+    for kind in _LAYERS[attention].__mro__:
+        taken = inspect.signature(kind.__init__).parameters.values()
+        found |= {
+            one.name: None
+            for one in taken
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        }
+        if all(one.kind is not one.VAR_KEYWORD for one in taken):
+            break  # it hands on no more
+    return [name for name in found if name not in decided]
 
 
 def _as_json(name: str, options: dict) -> str:
@@ -602,10 +606,8 @@ class LanguageModel(nn.Module):
         fits = fits and (cache is None or all(hasattr(c, "length") for c in caches))
         if not fits:
             whole = isinstance(caches, list)
-            kinds = "/".join(
-                sorted({type(c).__name__ for c in caches} if whole else ())
-            )
-            got = f"{len(caches)} of {kinds}" if whole else type(cache).__name__
+            kinds = ", ".join(type(c).__name__ for c in caches) if whole else ""
+            got = f"[{kinds}]" if whole else type(cache).__name__
             require(False, "cache", got, want)
         if cache is not None:
             held = [one.length for one in caches]

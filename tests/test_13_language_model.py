@@ -611,11 +611,12 @@ def test_it_compiles_whole_for_any_length(kind, positions):
         torch.testing.assert_close(compiled(tokens, tokens), model(tokens, tokens))
 
 
+@pytest.mark.parametrize("norm", ["pre", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_it_can_be_quantised(kind):
+def test_it_can_be_quantised(kind, norm):
     """By torch, for the CPU: products of eight bits, so nearly the same logits."""
-    model, tokens = LanguageModel(config_of(kind)).eval(), tokens_of(2, 6)
+    model, tokens = LanguageModel(config_of(kind, norm=norm)).eval(), tokens_of(2, 6)
     small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     assert not any(type(part) is torch.nn.Linear for part in small.modules())
     with torch.no_grad():
@@ -714,7 +715,7 @@ def test_caches_out_of_step_are_refused():
         ValueError, match=r"cache: got \[3, 0\] tokens in its layers; want one number: a pass that failed"
     ):
         model(tokens, cache=caches)
-    with pytest.raises(ValueError, match="cache: got 2 of NoneType; want a list of 2, from make_caches"):
+    with pytest.raises(ValueError, match=r"cache: got \[NoneType, NoneType\]; want a list of 2, from make_caches"):
         model(tokens, cache=[None, None])
 
 
@@ -1313,8 +1314,8 @@ def calls(model, tokens):
         f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
         "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
         "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
-        "cache: got 2 of int; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
-        "cache: got 1 of KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[:1]),
+        "cache: got [int, int]; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
+        "cache: got [KeyValueCache]; want a list of 2": lambda: model(tokens, cache=caches[:1]),
         "cache: got [<gbattn.attention.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
         "cache: got 1; want True or False": lambda: model.generate(tokens, 2, cache=1),
         "tokens: got device meta; want cpu, as the model": lambda: model(tokens.to("meta")),

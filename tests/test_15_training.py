@@ -62,10 +62,13 @@ class Toy(nn.Module):
     def forward(self, tokens, targets, *, reduction="mean"):
         if self.training:
             self.seen.append(tokens)
+        logits = self.logits(tokens).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction=reduction)
+
+    def logits(self, tokens):
         x = self.embedding(tokens)
         past = x.cumsum(1) / torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
-        logits = self.head(self.dropout(torch.tanh(x + past))).flatten(0, 1)
-        return nn.functional.cross_entropy(logits, targets.flatten(), reduction=reduction)
+        return self.head(self.dropout(torch.tanh(x + past)))
 
 
 def config(**options):
@@ -958,20 +961,40 @@ class Logits(Toy):
         return self.head(self.embedding(tokens))
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (Mean, "model: got a loss of .*, of its halves .*; want with reduction='sum' the sum of all targets but those"),
-        (Logits, "model: got an answer of torch.Size.*; want one number, the summed loss, with reduction='sum'"),
-    ],
-)
+class Plain(Toy):
+    """Written for the numbers that there are: nothing is left out, and the sum is a float when nobody learns."""
+
+    def forward(self, tokens, targets, *, reduction="mean"):
+        logits = self.logits(tokens)
+        loss = -logits.log_softmax(-1).gather(-1, targets[..., None]).sum()
+        torch.rand(1)
+        return loss if self.training else float(loss)
+
+
+NO_SUMS = {
+    "mean over the targets": (
+        Mean,
+        "model: got a loss of .* for a window, .* for two of it; want with reduction='sum'",
+    ),
+    "logits": (Logits, "model: got Tensor of shape .*; want one number, the summed loss, with reduction='sum'"),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), NO_SUMS.values(), ids=NO_SUMS)
 def test_a_model_whose_loss_is_no_sum_is_refused(model, message, tmp_path):
     """Its perplexity would be near one, untrained."""
     with pytest.raises(ValueError, match=message):
         run(model(), folder=tmp_path)
     assert not checkpoints(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        evaluate(model(), TOKENS)
+    for tokens in (TOKENS, TOKENS[:2]):
+        with pytest.raises(ValueError, match=message):
+            evaluate(model(), tokens)
+
+
+def test_a_model_of_ones_own_needs_the_sum_and_nothing_else():
+    model, state = Plain(), torch.get_rng_state()
+    assert run(model).finished and torch.equal(torch.get_rng_state(), state)
+    assert evaluate(Plain(), TOKENS).loss == pytest.approx(evaluate(Toy(), TOKENS).loss, rel=1e-6)
 
 
 def test_two_trainings_in_one_folder_are_refused(tmp_path):

@@ -720,11 +720,10 @@ def test_finished_runs_are_those_of_the_text_that_is_here(corpora, tmp_path):
     (tmp_path / "tiny" / "valid.txt").write_text("a cat sat on the dog and ran on a mat\n")
     with pytest.raises(ValueError, match="other settings: text.fingerprint; want .*: the text has changed since"):
         go(tmp_path, tmp_path, one)
-    with pytest.raises(ValueError, match="corpora: got .*gone; want a folder that is there"):
+    with pytest.raises(ValueError, match="corpora: got .*gone; want a folder that holds tiny"):
         go(tmp_path / "gone", tmp_path, one)
     assert records_of(one, tmp_path / "results") == records  # without the text nothing can be asked of it
-    shutil.rmtree(tmp_path / "tiny")
-    assert go(tmp_path, tmp_path, one) == records
+    assert go(None, tmp_path, one) == records
 
 
 def test_rates_are_those_of_the_text_that_is_here(corpora, tmp_path):
@@ -733,9 +732,15 @@ def test_rates_are_those_of_the_text_that_is_here(corpora, tmp_path):
     after = replace(UNRATED, name="after", seeds=(1,), arms=(STANDARD,), rates_from=sweep)
     go(tmp_path, tmp_path, sweep)
     (tmp_path / "tiny" / "valid.txt").write_text("a cat sat on the dog and ran on a mat\n")
-    with pytest.raises(ValueError, match="sweep.*other settings: text.fingerprint; want .*: the text has changed"):
+    changed = pytest.raises(ValueError, match="sweep.*other settings: text.fingerprint; want .*: the text has changed")
+    with changed:
         go(tmp_path, tmp_path, after)
     assert not (tmp_path / "results" / "after").exists()
+    with changed:
+        go(tmp_path, tmp_path, replace(after, corpus=replace(TINY.corpus, max_valid_tokens=8)))
+    go(corpora, tmp_path, after)
+    with changed:
+        go(tmp_path, tmp_path, after)  # also when all is in
 
 
 def test_a_text_is_that_of_the_folder_of_corpora(corpora, tmp_path, monkeypatch):

@@ -155,7 +155,12 @@ def test_one_arm_is_timed_against_the_standard_one_whose_records_stay(monkeypatc
     arguments = ["--quick", "--arms", "twicing last2", "--precisions", "no", "--folder", str(tmp_path)]
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setattr(sys, "argv", ["training_step.py", *arguments])
+    kept = tmp_path / "benchmark-training-step" / "quick-no-standard.json"
+    kept.parent.mkdir()
+    kept.write_text('{"measured": {"over_standard": 1.0, "predicted_ratio": 0.0}}')
     training_step.main()
+    assert json.loads(kept.read_text())["measured"].popitem() == ("predicted_ratio", 0.0)
+    kept.unlink()
     records = {path.stem: json.loads(path.read_text())["measured"] for path in tmp_path.glob("*-step/*.json")}
     assert records.keys() == {f"quick-no-twicing-last2{kind}" for kind in ("", "-plain", "-products")}
     assert all(measured["over_standard"] > 0 for measured in records.values())
