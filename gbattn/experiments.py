@@ -1373,14 +1373,11 @@ def _text_at_hand(spec: "CorpusSpec", corpora: str | None) -> str | None:
     return spec.load(corpora).fingerprint if corpora or here else None
 
 
-def _demand_text(experiment: "Experiment", folder: Path, text: str) -> None:
-    """Whether the runs that are in are of this text, and those of a sweep that has
-    the same."""
+def _swept(experiment: "Experiment") -> list["Run"]:
+    """The runs of the sweep of an experiment, if it is about the same text."""
     alike = lambda e: replace(e.corpus, max_valid_tokens=None)
     sweep = experiment.rates_from
-    runs = sweep.runs() if sweep and alike(sweep) == alike(experiment) else []
-    for one in (*runs, *experiment.tuned(folder).runs()):
-        _finished(one, folder, text)
+    return sweep.runs() if sweep and alike(sweep) == alike(experiment) else []
 
 
 def _demand_writable(argument: str, folder: Path, *below: str) -> None:
@@ -1469,7 +1466,8 @@ def run(
     _load.cache_clear()  # the files may be others than at the last call
     if not left:
         if text := _text_at_hand(experiment.corpus, corpora):
-            _demand_text(experiment, folder, text)
+            for one in (*_swept(experiment), *experiment.tuned(folder).runs()):
+                _finished(one, folder, text)
         return records_of(experiment, folder)
     # What would stop every run stops this one, before the first hour.
     _check_packages("train", "accelerate", "filelock", "safetensors")
@@ -1479,7 +1477,8 @@ def run(
     reached = corpus.vocab_size == wanted
     got = f"a text that reaches {corpus.vocab_size} token types of {wanted}"
     require(reached, "corpus", got, want)
-    _demand_text(experiment, folder, corpus.fingerprint)
+    for one in _swept(experiment):
+        _finished(one, folder, corpus.fingerprint)
     _demand_writable("folder", folder, experiment.name)
     _demand_writable("work", work)
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
