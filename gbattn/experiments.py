@@ -2037,7 +2037,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             arms=tuple(map(_with_attention_dropout, _LADDER_48[1].arms)),
         ),
         *_rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
-        *_rung(128, 1_453_000, "99fa1767dade", 425, (2e-3, 4e-3, 8e-3), (1,)),
+        *_rung(128, 1_453_000, "99fa1767dade", 425, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
         *_rung(192, 2_979_000, "a12125b3749a", 870, (5e-4, 1e-3, 2e-3), (1, 2, 3)),
         *_rung(256, 5_038_000, "4c13c253e47c", 1475, (5e-4, 1e-3, 2e-3), (1, 2, 3)),
         Experiment(
