@@ -1840,6 +1840,7 @@ def _rung(
     warmup_steps: int,
     rates: tuple[float, ...],
     seeds: tuple[int, ...],
+    precision: str = "no",
 ) -> tuple[Experiment, Experiment]:
     """The sweep of a rung of the ladder, and the rung."""
     shared = dict(
@@ -1847,7 +1848,7 @@ def _rung(
             _WIKIPEDIA, max_train_tokens=tokens, fingerprint=fingerprint
         ),
         model=_SMALL | dict(d_model=d_model),
-        train=_EPOCHS | dict(warmup_steps=warmup_steps),
+        train=_EPOCHS | dict(warmup_steps=warmup_steps, precision=precision),
         arms=(STANDARD, WIDER, BOOSTED),
     )
     name = f"ladder-{d_model}"
@@ -2037,9 +2038,32 @@ EXPERIMENTS: dict[str, Experiment] = {
             arms=tuple(map(_with_attention_dropout, _LADDER_48[1].arms)),
         ),
         *_rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
-        *_rung(128, 1_453_000, "99fa1767dade", 425, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
-        *_rung(192, 2_979_000, "a12125b3749a", 870, (5e-4, 1e-3, 2e-3), (1, 2, 3)),
-        *_rung(256, 5_038_000, "4c13c253e47c", 1475, (5e-4, 1e-3, 2e-3), (1, 2, 3)),
+        *_rung(
+            128,
+            1_453_000,
+            "99fa1767dade",
+            425,
+            (2e-3, 4e-3, 8e-3, 16e-3),
+            (1, 2, 3),
+        ),
+        *_rung(
+            192,
+            2_979_000,
+            "a12125b3749a",
+            870,
+            (2e-3, 4e-3, 8e-3),
+            (1, 2, 3),
+            "tf32",
+        ),
+        *_rung(
+            256,
+            5_038_000,
+            "4c13c253e47c",
+            1475,
+            (2e-3, 4e-3, 8e-3),
+            (1, 2, 3),
+            "tf32",
+        ),
         Experiment(
             name="blocks-postln",
             question="does the correction need Pre-LN?",
@@ -2061,6 +2085,21 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="the published table on its first text",
             corpus=_PAPER_TEXT,
             **_PAPER,
+        ),
+        Experiment(
+            name="paper-wikipedia",
+            question="the published recipe and seeds on another text",
+            corpus=replace(
+                _PAPER_TEXT, name="wikipedia-en-2019", fingerprint="297680c6e8df"
+            ),
+            **_PAPER
+            | dict(
+                train=_PAPER["train"] | dict(precision="bf16", compile=True),
+                arms=tuple(
+                    arm for arm in _PAPER["arms"] if arm.name != "wider_flops"
+                ),
+                seeds=(42, 123),
+            ),
         ),
         Experiment(
             name="paper-openwebtext",

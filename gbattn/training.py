@@ -123,7 +123,7 @@ _RULES = {
     ),
     "clip": _or_none(_POSITIVE),
     "accumulation": _COUNT,
-    "precision": _one_of("no", "bf16", "fp16"),
+    "precision": _one_of("no", "tf32", "bf16", "fp16"),
     "compile": _one_of(False, True),
     "seed": (
         lambda x: is_integer(x) and 0 <= x < 2**32,
@@ -188,8 +188,10 @@ class TrainConfig:
         The longest that a gradient may be; None for no limit.
     accumulation : int
         Parts that a batch is cut into, to be computed one after the other.
-    precision : {"no", "bf16", "fp16"}
-        Mixed precision of the forward pass. Weights are kept as they are.
+    precision : {"no", "tf32", "bf16", "fp16"}
+        Mixed precision of the forward pass, or, with ``"tf32"``, single precision
+        whose products a GPU may make with ten bits of the mantissa. Weights are kept
+        as they are; ``"tf32"`` and ``"fp16"`` want a GPU.
     compile : bool
         Whether to run the model through ``torch.compile``.
     seed : int
@@ -489,11 +491,11 @@ def _accelerator(precision: str):
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin
 
-    half = precision != "fp16" or torch.cuda.is_available()
-    require(half, "precision", "'fp16' without a GPU", "'no' or 'bf16'")
+    possible = precision in ("no", "bf16") or torch.cuda.is_available()
+    require(possible, "precision", f"{precision!r} without a GPU", "'no' or 'bf16'")
     AcceleratorState._reset_state()  # it would keep the precision of a run before
     accelerator = Accelerator(  # what is left out, its environment would decide
-        mixed_precision=precision,
+        mixed_precision="no" if precision == "tf32" else precision,
         dynamo_backend="no",
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
     )
@@ -1039,6 +1041,17 @@ def train(
     return run.history
 
 
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """For as long as a run lasts, let float32 be multiplied as it is to be."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
     """Train from the newest checkpoint, or from the beginning, to the end."""
     model, config = run.model, run.config
@@ -1047,6 +1060,7 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
     gpus = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
     with (
         torch.random.fork_rng(gpus),
+        _products(config.precision),
         _Display(run, progress, tensorboard) as display,
         _remembered(run),
     ):

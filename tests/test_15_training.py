@@ -218,7 +218,7 @@ WRONG = [
     ({"clip": 0}, "clip: got 0; want a positive number, or None"),
     ({"accumulation": 3}, "batch_size: got 4 with accumulation = 3; want a multiple"),
     ({"accumulation": None}, "accumulation: got None"),
-    ({"precision": "fp8"}, "precision: got 'fp8'; want one of 'no', 'bf16', 'fp16'"),
+    ({"precision": "fp8"}, "precision: got 'fp8'; want one of 'no', 'tf32', 'bf16', 'fp16'"),
     ({"compile": 1}, "compile: got 1; want one of False, True"),
     ({"seed": -1}, r"seed: got -1; want an integer from 0 to 2\*\*32 - 1"),
     ({"seed": 2**32}, "seed: got 4294967296"),
@@ -901,9 +901,10 @@ def test_train_says_what_is_wrong(options, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
-def test_half_precision_of_gpus_needs_one():
-    with pytest.raises(ValueError, match="precision: got 'fp16' without a GPU; want 'no' or 'bf16'"):
-        run(precision="fp16")
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
+def test_a_precision_of_gpus_needs_one(precision):
+    with pytest.raises(ValueError, match=f"precision: got '{precision}' without a GPU; want 'no' or 'bf16'"):
+        run(precision=precision)
 
 
 def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):

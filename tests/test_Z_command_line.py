@@ -172,7 +172,7 @@ def test_the_help_names_every_choice():
         chosen = [entry.name for entry in fields(config) if entry.type is str]
         choices |= {name: choices_of(config, name, **rest) for name in chosen}
     assert {"schedule", "precision", "decay", "keep", "positions", "attention", "ffn", "norm"} <= set(choices)
-    assert choices["precision"] == ["no", "bf16", "fp16"] and "boosted" in choices["attention"]
+    assert choices["precision"] == ["no", "tf32", "bf16", "fp16"] and "boosted" in choices["attention"]
     for name, found in choices.items():
         assert all(re.search(rf"(?<![\w-]){choice}\b", help_of[name]) for choice in found), name
     assert set(command_line._PLAINER) <= set(help_of)

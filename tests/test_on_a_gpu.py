@@ -1,0 +1,134 @@
+"""On a GPU: training, stopping and going on, scoring, sampling and whole experiments give what a CPU gives, as far as
+rounding lets them. The other tests are about single bits, and stay on the CPU (conftest.py)."""
+
+import copy
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from gbattn import training
+from gbattn.experiments import EXPERIMENTS, run
+from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.training import TrainConfig, evaluate, train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+V, T = 40, 16
+ARMS = ["multi_head", "linear", "twicing", "boosted"]
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu(monkeypatch):
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+
+
+def corpus():
+    random = np.random.RandomState(0)
+    tokens = random.randint(0, V, 6001)
+    tokens[1::2] = (3 * tokens[:-1:2] + 1) % V  # every other token can be learned
+    return SimpleNamespace(train=tokens[:5000], valid=tokens[5000:])
+
+
+def small(attention="boosted", **changes):
+    config = dict(vocab_size=V, max_length=T, d_model=32, n_layers=2, n_heads=2, attention=attention)
+    return LanguageModel(ModelConfig(**config | changes), seed=0)
+
+
+def settings(**changes):
+    return TrainConfig(**dict(steps=12, batch_size=8, learning_rate=3e-3, log_every=3, evaluate_every=6) | changes)
+
+
+def losses(history):
+    return history.loss + history.validation_loss
+
+
+@pytest.mark.parametrize("attention", ARMS)
+def test_training_goes_as_on_a_cpu(monkeypatch, attention):
+    there = train(model := small(attention), corpus(), settings(), progress=False)
+    assert {p.device.type for p in model.parameters()} == {"cuda"}
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    here = train(small(attention), corpus(), settings(), progress=False)
+    assert losses(there) == pytest.approx(losses(here), rel=1e-4)
+    assert losses(here)[0] != losses(here)[-1]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_lower_precision_goes_nearly_so(precision):
+    before = torch.get_float32_matmul_precision()
+    exact, other = (train(small(), corpus(), settings(precision=p), progress=False) for p in ("no", precision))
+    assert losses(other) == pytest.approx(losses(exact), rel=0.02)
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_tf32_is_on_during_the_run_alone(monkeypatch):
+    seen, update = [], training._update
+    look = lambda run: (seen.append(torch.get_float32_matmul_precision()), update(run))
+    monkeypatch.setattr(training, "_update", look)
+    before = torch.get_float32_matmul_precision()
+    train(small(), corpus(), settings(precision="tf32"), progress=False)
+    assert set(seen) == {"high"} and torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch says of itself when it compiles
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_compiled_training_goes_as_eager(precision):
+    plain, compiled = (
+        train(small(), corpus(), settings(precision=precision, compile=on), progress=False) for on in (False, True)
+    )
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4 if precision == "no" else 0.02)
+
+
+@pytest.mark.parametrize("precision", ["no", "fp16"])
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision):
+    made = dict(dropout=0.1)
+    config = settings(precision=precision, checkpoint_every=4)
+    whole = train(small(**made), corpus(), config, progress=False)
+    update = training._update
+
+    def dying(run):
+        if run.step == 7:
+            raise KeyboardInterrupt
+        update(run)
+
+    monkeypatch.setattr(training, "_update", dying)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(**made), corpus(), config, folder=tmp_path, progress=False)
+    monkeypatch.setattr(training, "_update", update)
+    again = train(small(**made), corpus(), config, folder=tmp_path, progress=False)
+    assert again.step == whole.step and losses(again) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_generators_are_left_as_they_were():
+    before = torch.cuda.get_rng_state()
+    train(small(dropout=0.1), corpus(), settings(), progress=False)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("attention", ARMS)
+def test_scoring_and_sampling(attention):
+    model, tokens = small(attention).eval(), corpus().valid
+    there = copy.deepcopy(model).cuda()
+    assert evaluate(there, tokens).loss == pytest.approx(evaluate(model, tokens).loss, rel=1e-5)
+    prompt = torch.as_tensor(tokens[:5])[None]
+    here = model.generate(prompt, 8, temperature=0.0)
+    assert torch.equal(there.generate(prompt.cuda(), 8, temperature=0.0).cpu(), here)
+    drawn = [there.generate(prompt.cuda(), 8, seed=3) for _ in range(2)]
+    assert torch.equal(*drawn)
+
+
+def test_a_saved_model_comes_back(tmp_path):
+    model = small().cuda()
+    model.save_pretrained(tmp_path)
+    back = LanguageModel.from_pretrained(tmp_path)
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(model.parameters(), back.parameters()))
+
+
+def test_an_experiment_runs(tmp_path):
+    quick = EXPERIMENTS["quick"]
+    short = replace(quick, name="short", seeds=(1,), train=quick.train | dict(steps=8))
+    records = run(short, folder=tmp_path / "results", work=tmp_path / "work", progress=False)
+    assert len(records) == len(short.arms)
+    assert all(math.isfinite(r.measured["test_loss"]) and "NVIDIA" in r.provenance["device"].upper() for r in records)
