@@ -1872,6 +1872,7 @@ def _rung(
 _LADDER_48 = _rung(
     48, 295_000, "b26f2a33ff6d", 86, (2e-3, 4e-3, 8e-3, 16e-3), (1, 2, 3)
 )
+_LADDER_96 = _rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1, 2, 3))
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -2037,7 +2038,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             question="the same with attention dropout, at the rates found without",
             arms=tuple(map(_with_attention_dropout, _LADDER_48[1].arms)),
         ),
-        *_rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1, 2, 3)),
+        *_LADDER_96,
+        replace(
+            _LADDER_96[1],
+            name="ladder-96-again",
+            question="the same with four new seeds",
+            arms=(WIDER, BOOSTED),
+            seeds=(4, 5, 6, 7),
+        ),
         *_rung(
             128,
             1_453_000,
