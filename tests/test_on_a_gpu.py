@@ -20,9 +20,19 @@ V, T = 40, 16
 ARMS = ["multi_head", "linear", "twicing", "boosted"]
 
 
+def choose_anew():
+    """Make accelerate forget which device it found."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.fixture(autouse=True)
 def on_the_gpu(monkeypatch):
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    choose_anew()
+    yield
+    choose_anew()
 
 
 def corpus():
@@ -50,6 +60,7 @@ def test_training_goes_as_on_a_cpu(monkeypatch, attention):
     there = train(model := small(attention), corpus(), settings(), progress=False)
     assert {p.device.type for p in model.parameters()} == {"cuda"}
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    choose_anew()
     here = train(small(attention), corpus(), settings(), progress=False)
     assert losses(there) == pytest.approx(losses(here), rel=1e-4)
     assert losses(here)[0] != losses(here)[-1]
