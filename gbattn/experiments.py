@@ -59,7 +59,7 @@ from gbattn.language_model import (
     model_cost,
     parameter_count,
 )
-from .training import TrainConfig, evaluate, train
+from .training import TrainConfig, _demand_gpu, evaluate, train
 
 # %% ../nbs/16_perplexity.ipynb #16e22707
 def _check_confidence(confidence: float) -> None:
@@ -1472,6 +1472,8 @@ def run(
     # What would stop every run stops this one, before the first hour.
     _check_packages("train", "accelerate", "filelock", "safetensors")
     profile()
+    for one in left:
+        _demand_gpu(one.train.precision)
     corpus, wanted = experiment.corpus.load(corpora), experiment.corpus.vocab_size
     want = f"a longer text, or vocab_size={corpus.vocab_size}"
     reached = corpus.vocab_size == wanted

@@ -190,8 +190,9 @@ class TrainConfig:
         Parts that a batch is cut into, to be computed one after the other.
     precision : {"no", "tf32", "bf16", "fp16"}
         Mixed precision of the forward pass, or, with ``"tf32"``, single precision
-        whose products a GPU may make with ten bits of the mantissa. Weights are kept
-        as they are; ``"tf32"`` and ``"fp16"`` want a GPU.
+        whose products a GPU may make with ten bits of the mantissa, all of them, also
+        those that mixed precision spares. ``"no"`` leaves that as torch is set.
+        Weights are kept as they are; ``"tf32"`` and ``"fp16"`` want a GPU.
     compile : bool
         Whether to run the model through ``torch.compile``.
     seed : int
@@ -486,19 +487,28 @@ class _Summed(nn.Module):
         return self.model(inputs, targets, reduction="sum")
 
 
+def _demand_gpu(precision: str, found: bool | None = None) -> None:
+    """Stop what wants a GPU where there is none, or where it is not used."""
+    found = torch.cuda.is_available() if found is None else found
+    possible = found or precision in ("no", "bf16")
+    require(possible, "precision", f"{precision!r} without a GPU", "'no' or 'bf16'")
+
+
 def _accelerator(precision: str):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin
 
-    possible = precision in ("no", "bf16") or torch.cuda.is_available()
-    require(possible, "precision", f"{precision!r} without a GPU", "'no' or 'bf16'")
+    _demand_gpu(precision)
     AcceleratorState._reset_state()  # it would keep the precision of a run before
     accelerator = Accelerator(  # what is left out, its environment would decide
         mixed_precision="no" if precision == "tf32" else precision,
         dynamo_backend="no",
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
     )
+    _demand_gpu(
+        precision, accelerator.device.type == "cuda"
+    )  # it may be kept off it
     kind, known = (
         accelerator.distributed_type.value,
         ("NO", "MULTI_CPU", "MULTI_GPU"),
@@ -1043,13 +1053,19 @@ def train(
 
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
-    """For as long as a run lasts, let float32 be multiplied as it is to be."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else before)
+    """For as long as a run in TF32 lasts, let a GPU multiply float32 so."""
+    if precision != "tf32":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    newer = hasattr(matmul, "fp32_precision")
+    name, value = ("fp32_precision", "tf32") if newer else ("allow_tf32", True)
+    before = getattr(matmul, name)
+    setattr(matmul, name, value)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        setattr(matmul, name, before)
 
 
 def _go(run: _Run, progress: bool, tensorboard: bool) -> None:

@@ -907,6 +907,24 @@ def test_a_precision_of_gpus_needs_one(precision):
         run(precision=precision)
 
 
+@pytest.mark.parametrize("precision, during", [("no", None), ("bf16", None), ("tf32", "tf32")])
+def test_float32_is_multiplied_as_before_a_run_after_it(precision, during):
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    with training._products(precision):
+        assert matmul.fp32_precision == (during or before)
+    assert matmul.fp32_precision == before
+    with pytest.raises(KeyError), training._products(precision):
+        raise KeyError
+    assert matmul.fp32_precision == before
+
+
+def test_a_process_that_set_the_precision_itself_trains():
+    """torch refuses to read the older setting once the newer one was used."""
+    code = "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'; from test_15_training import run; run()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=HERE, env=ENVIRONMENT)
+
+
 def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):
     plain = curve(run())
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")

@@ -760,6 +760,13 @@ def test_a_profile_that_is_none_is_refused_before_any_run(corpora, tmp_path, mon
         go(corpora, tmp_path)
 
 
+def test_what_wants_a_gpu_is_refused_before_any_run(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(experiments, "_work", lambda *share: pytest.fail("a run was started"))
+    with pytest.raises(ValueError, match="precision: got 'tf32' without a GPU"):
+        go(corpora, tmp_path, replace(TINY, train=TINY.train | dict(precision="tf32")))
+
+
 def test_a_run_that_diverges_is_a_result(corpora, tmp_path, monkeypatch):
     def burst(*args, **options):
         raise FloatingPointError("loss is nan in step 3")
