@@ -1875,6 +1875,12 @@ _LADDER_48 = _rung(
     48, 295_000, "b26f2a33ff6d", 86, (2e-3, 4e-3, 8e-3, 16e-3), (1, 2, 3)
 )
 _LADDER_96 = _rung(96, 890_000, "070e533aa74c", 260, (2e-3, 4e-3, 8e-3), (1, 2, 3))
+_LADDER_96_FLOPS = replace(
+    _LADDER_96[0],
+    name="ladder-96-flops-sweep",
+    question="which learning rate the rival of equal FLOPs wants at width 96",
+    arms=(WIDER_FLOPS,),
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -2045,6 +2051,23 @@ EXPERIMENTS: dict[str, Experiment] = {
             _LADDER_96[1],
             name="ladder-96-again",
             question="the same with four new seeds",
+            arms=(WIDER, BOOSTED),
+            seeds=(4, 5, 6, 7),
+        ),
+        _LADDER_96_FLOPS,
+        replace(
+            _LADDER_96[1],
+            name="ladder-96-flops",
+            question="the rival of equal FLOPs for these, at a rate of its own",
+            arms=(WIDER_FLOPS,),
+            seeds=(4, 5, 6, 7),
+            rates_from=_LADDER_96_FLOPS,
+        ),
+        replace(
+            _LADDER_96[1],
+            name="ladder-96-rotary",
+            question="the same with rotary positions, at the rates found without",
+            model=_LADDER_96[1].model | dict(positions="rotary"),
             arms=(WIDER, BOOSTED),
             seeds=(4, 5, 6, 7),
         ),
