@@ -342,6 +342,16 @@ def attention_weights(
     return weights.to(q.dtype)
 
 # %% ../nbs/06_attention.ipynb #2da5cb59
+def _faster_in_float32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether one look with its gradients is, on a CPU that is asked for half
+    precision. Where neither bound holds, half precision is the faster, or close."""
+    half = _compute_dtype(q.device, q.dtype) in (torch.bfloat16, torch.float16)
+    if q.device.type != "cpu" or not half or not torch.is_grad_enabled():
+        return False
+    learned = q.requires_grad or k.requires_grad or v.requires_grad
+    return learned and (q.shape[2] < 192 or q.shape[3] < 64)
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -389,7 +399,10 @@ def attend(
     learned, or values of another width than the keys. With `causal` and a mask, or
     with `causal` and a past (S > T > 1), the two are made one mask of T × S
     numbers, which is kept: not one for each head unless the mask has heads, but it
-    grows with the square. Not every fused product can be differentiated twice, or
+    grows with the square. On a CPU, a look in half precision that needs gradients
+    is made in float32 where the heads are narrow or the windows short: torch's
+    gradient in half precision is several times slower there (chapter 15 has the
+    times). Not every fused product can be differentiated twice, or
     forward; the maps of `attention_weights` can. Source: chapter 6; Vaswani et al.
     (2017); torch's ``scaled_dot_product_attention``.
     """
@@ -397,9 +410,16 @@ def attend(
     _check_probability("dropout_p", dropout_p)
     (_, H, T, _), (G, S) = q.shape, k.shape[1:3]
     mask, causal = _who_may_look(mask, causal, T, S, q)
-    return nnf.scaled_dot_product_attention(
-        q, k, v, mask, dropout_p, causal, scale=scale, enable_gqa=H != G
-    )
+    options = dict(is_causal=causal, scale=scale, enable_gqa=H != G)
+    if dropout_p == 0 and _faster_in_float32(q, k, v):
+        if mask is not None and mask.is_floating_point():
+            mask = mask.float()
+        with _full_precision(q):
+            F = nnf.scaled_dot_product_attention(
+                q.float(), k.float(), v.float(), mask, **options
+            )
+        return F.to(_compute_dtype(q.device, q.dtype))
+    return nnf.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
 
 # %% ../nbs/06_attention.ipynb #ab23d53f
 def rotary_angles(

@@ -671,6 +671,41 @@ def test_rotary_positions_are_multiplication_by_a_complex_number(seed, pairs, st
     np.testing.assert_allclose(mine, np.concatenate([turned.real, turned.imag], -1), atol=1e-7)
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_a_look_that_learns_in_half_precision_is_made_in_float32_where_that_is_faster(half, monkeypatch):
+    """On a CPU, with narrow heads or short windows; what comes out is of the dtype that it would have been."""
+    seen = []
+    whole = nnf.scaled_dot_product_attention
+
+    def see(q, k, v, mask=None, *a, **o):
+        made_in = {half if torch.is_autocast_enabled("cpu") else x.dtype for x in (q, k, v, mask) if x is not None}
+        seen.append(made_in)
+        return whole(q, k, v, mask, *a, **o)
+
+    monkeypatch.setattr(nnf, "scaled_dot_product_attention", see)
+
+    def look(T, K, wide, learned=True, **options):
+        q, k, v = (torch.randn(1, 2, T, K, dtype=wide).requires_grad_(learned) for _ in range(3))
+        F = attend(q, k, v, causal=True, **options)
+        assert F.dtype == half
+        exact = attend(*(x.detach().to(half).double() for x in (q, k, v)), causal=True)
+        if not options:
+            assert (F - exact).abs().max() < 0.02
+        seen.pop()
+        return seen.pop()
+
+    wide, narrow = {torch.float32}, {half}
+    for of in (half, torch.float32):
+        with torch.autocast("cpu", half, enabled=of != half):
+            assert look(191, 64, of) == look(192, 63, of) == wide
+            assert look(192, 64, of) == look(191, 64, of, learned=False) == narrow
+            assert look(4, 8, of, dropout_p=0.5) == narrow
+            with torch.no_grad():
+                assert look(191, 64, of) == narrow
+            mask = torch.zeros(4, 4, dtype=of)
+            assert look(4, 8, of, mask=mask) == wide
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_far_positions_lose_nothing_to_the_dtype(dtype):
     """A score at place ten million equals the one at place zero to the dtype's own rounding."""

@@ -805,19 +805,18 @@ def test_both_forms_of_the_loss_agree(dtype, near, reduction, ignored, N, size, 
 def test_a_large_loss_goes_by_chunks(monkeypatch):
     seen = []
     whole = nnf.linear_cross_entropy
-    monkeypatch.setattr(nnf, "linear_cross_entropy", lambda *a, **o: seen.append(o) or whole(*a, **o))
+    see = lambda *a, **o: seen.append((a[0].dtype, o["options"].batch_chunk_size)) or whole(*a, **o)
+    monkeypatch.setattr(nnf, "linear_cross_entropy", see)
     loss = lambda N, dtype: next_token_loss(
         torch.zeros(N, 4, dtype=dtype), torch.zeros(4096, 4, dtype=dtype), torch.zeros(N, dtype=torch.int64)
     )
-    for dtype in (torch.float32, F64):
-        loss(300, dtype)
-    assert [options["options"].batch_chunk_size for options in seen] == [256, 256]
     loss(200, torch.float32)  # small
-    loss(300, torch.bfloat16)
-    loss(300, torch.float16)
+    found = [loss(300, dtype) for dtype in (F64, torch.float32, torch.bfloat16, torch.float16)]
     with torch.autocast("cpu", torch.bfloat16):
-        loss(300, torch.float32)
-    assert len(seen) == 2
+        found += [loss(300, torch.float32), loss(300, F64)]
+    wide = [F64, torch.float32, torch.float32, torch.float32, torch.float32, F64]  # on a CPU half precision is widened
+    assert [x.dtype for x in found] == wide
+    assert seen == [(dtype, 256) for dtype in wide]
 
 
 def test_the_model_takes_its_loss_from_its_logits():
