@@ -46,6 +46,7 @@ STANDARD = ("standard", "standard plain", "standard products", "standard compile
 RUNS = {"small": 15, "published": 5, "quick": 1}
 PATIENCE = {"small": 3, "published": 1, "quick": 1}
 PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
+LOOKS = [(T, K) for T in (32, 64, 128, 191, 192, 256, 512) for K in (16, 32, 64)]  # windows and widths of a head
 AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
 
 
@@ -346,6 +347,44 @@ def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
     }
 
 
+def with_gradients(call: Callable, wide: bool, *inputs: torch.Tensor) -> Callable:
+    """The call with the gradients of its inputs in bfloat16, made in float32 where it is to be `wide`."""
+    inputs = [x.bfloat16().requires_grad_() for x in inputs]
+
+    def step():
+        out = call(*((x.float() for x in inputs) if wide else inputs)).bfloat16()
+        torch.autograd.grad(out.sum(), inputs)
+
+    return step
+
+
+def half_precision(options: argparse.Namespace) -> None:
+    """What a CPU takes for looks and for the loss in bfloat16, and for the same through float32."""
+    runs = options.runs or 15
+    by_heart = functools.partial(nnf.scaled_dot_product_attention, is_causal=True)
+    problems = {}
+    for T, K in LOOKS[-1:] if options.quick else LOOKS:
+        B = max(1, (1024 // T) ** 2 // 2)  # as many pairs of a query and a key for each T, about
+        qkv = [torch.randn(B, T, 2, K).transpose(1, 2) for _ in range(3)]
+        problems[f"look {T} {K}"] = {"T": T, "K": K, "B": B, "heads": 2}, by_heart, by_heart, qkv
+    for shape in options.shapes:
+        B, T, D, _, _, V = SHAPES[shape]
+        targets = torch.randint(V, (B * T,))
+        all_logits = lambda h, W, targets=targets: nnf.cross_entropy((h @ W.T).float(), targets)
+        by_chunks = lambda h, W, targets=targets: next_token_loss(h, W, targets)
+        hW = [torch.randn(B * T, D), torch.randn(V, D) / D**0.5]
+        problems[f"loss {shape}"] = {"shape": shape, "N": B * T, "D": D, "V": V}, all_logits, by_chunks, hW
+    for name, (sizes, half, wide, inputs) in problems.items():
+        calls = {"half": with_gradients(half, False, *inputs), "wide": with_gradients(wide, True, *inputs)}
+        times = take_turns(calls, runs if "look" in name else RUNS["published"], settle=options.settle)
+        found = {f"{kind}_seconds": of.median for kind, of in times.items()}
+        ratio = times["half"].over(times["wide"])
+        found |= {"half_over_wide": ratio.median, "half_over_wide_low": ratio.low, "half_over_wide_high": ratio.high}
+        print(f"{name:20}" + "".join(f"{1e3 * of.median:10.2f} ms" for of in times.values()) + f"{ratio.median:9.2f}")
+        settings = sizes | {"method": name.split()[0], "runs": len(times["half"].seconds), "device": "cpu"}
+        save("benchmark-half-precision", name, settings, found, options)
+
+
 def with_peaks(calls: dict[str, Callable], options: argparse.Namespace) -> dict[str, dict]:
     """Call each once, which is not timed, and once more for the memory that it needs."""
     found = {}
@@ -445,13 +484,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
     parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS), help="which arms; by default all")
+    parser.add_argument("--no-half", dest="half", action="store_false", help="leave out looks and losses in bfloat16")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default what accelerate finds")
     parser.add_argument("--folder", help="where records go; by default results/")
     parser.add_argument("--quick", action="store_true", help="a tiny shape, once: does everything still run?")
     options = parser.parse_args()
     if options.quick:
-        options.shapes, options.compile = ["quick"], False
+        options.shapes, options.compile, options.runs = ["quick"], False, options.runs or 1
     from accelerate import Accelerator
 
     found = Accelerator().device
@@ -465,6 +505,8 @@ def main() -> None:
     options.settle = 0.02 if gpu else 1e-6
     for name in options.shapes:
         benchmark(name, options)
+    if options.half and not gpu:
+        half_precision(options)
 
 
 if __name__ == "__main__":
