@@ -107,7 +107,7 @@ def next_token_loss(
     ``linear_cross_entropy`` goes by chunks of rows and makes the gradients on the
     way, so the logits (N, V) never exist: one backward pass, no second derivatives,
     no ``torch.func.grad``. On a CPU half precision is widened to float32 for it,
-    which is as fast or faster. Source: chapter 13.
+    which takes about as long, or less. Source: chapter 13.
     """
     if not (
         h.ndim == weight.ndim == 2
@@ -127,7 +127,7 @@ def next_token_loss(
     dtype = _compute_dtype(h.device, h.dtype)
     large = h.shape[0] * weight.shape[0] > 2**20
     # Half precision would round the loss (bfloat16), or lose gradients before a
-    # scaler sees them (float16). A CPU loses no time in float32.
+    # scaler sees them (float16). A CPU may go through float32 at no price.
     full = dtype == _wide(dtype) or h.device.type == "cpu"
     full = full and not _has_tangent(h, weight)  # which it would forget
     if large and full and hasattr(nnf, "linear_cross_entropy"):
