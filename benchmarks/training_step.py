@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch._dynamo
 import torch.nn.functional as nnf
 from measuring import Times, counted, peak_bytes, take_turns
 from torch import nn
@@ -46,7 +47,9 @@ STANDARD = ("standard", "standard plain", "standard products", "standard compile
 RUNS = {"small": 15, "published": 5, "quick": 1}
 PATIENCE = {"small": 3, "published": 1, "quick": 1}
 PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
-LOOKS = [(T, K) for T in (32, 64, 128, 191, 192, 256, 512) for K in (16, 32, 64)]  # windows and widths of a head
+WINDOWS = [(T, T) for T in (32, 64, 128, 191, 192, 256, 512, 1024)] + [(16, 512), (512, 16)]  # queries, keys
+LOOKS = [(T, S, K) for T, S in WINDOWS for K in (16, 32, 64, 128)]  # and widths of a head
+LOSSES = [(4096, 64, 2048), (8192, 256, 16384), (2048, 512, 16384)]  # N, D, V
 AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
 
 
@@ -361,19 +364,18 @@ def with_gradients(call: Callable, wide: bool, *inputs: torch.Tensor) -> Callabl
 def half_precision(options: argparse.Namespace) -> None:
     """What a CPU takes for looks and for the loss in bfloat16, and for the same through float32."""
     runs = options.runs or 15
-    by_heart = functools.partial(nnf.scaled_dot_product_attention, is_causal=True)
     problems = {}
-    for T, K in LOOKS[-1:] if options.quick else LOOKS:
-        B = max(1, (1024 // T) ** 2 // 2)  # as many pairs of a query and a key for each T, about
-        qkv = [torch.randn(B, T, 2, K).transpose(1, 2) for _ in range(3)]
-        problems[f"look {T} {K}"] = {"T": T, "K": K, "B": B, "heads": 2}, by_heart, by_heart, qkv
-    for shape in options.shapes:
-        B, T, D, _, _, V = SHAPES[shape]
-        targets = torch.randint(V, (B * T,))
+    for T, S, K in LOOKS[:1] if options.quick else LOOKS:
+        B = max(1, 2**19 // (T * S))  # as many pairs of a query and a key in each, about
+        qkv = [torch.randn(B, length, 2, K).transpose(1, 2) for length in (T, S, S)]
+        once = functools.partial(nnf.scaled_dot_product_attention, is_causal=T == S)
+        problems[f"look {T} {S} {K}"] = {"T": T, "S": S, "K": K, "B": B, "heads": 2}, once, once, qkv
+    for N, D, V in [] if options.quick else LOSSES:
+        targets = torch.randint(V, (N,))
         all_logits = lambda h, W, targets=targets: nnf.cross_entropy((h @ W.T).float(), targets)
         by_chunks = lambda h, W, targets=targets: next_token_loss(h, W, targets)
-        hW = [torch.randn(B * T, D), torch.randn(V, D) / D**0.5]
-        problems[f"loss {shape}"] = {"shape": shape, "N": B * T, "D": D, "V": V}, all_logits, by_chunks, hW
+        hW = [torch.randn(N, D), torch.randn(V, D) / D**0.5]
+        problems[f"loss {N} {D} {V}"] = {"N": N, "D": D, "V": V}, all_logits, by_chunks, hW
     for name, (sizes, half, wide, inputs) in problems.items():
         calls = {"half": with_gradients(half, False, *inputs), "wide": with_gradients(wide, True, *inputs)}
         times = take_turns(calls, runs if "look" in name else RUNS["published"], settle=options.settle)
@@ -492,6 +494,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.shapes, options.compile, options.runs = ["quick"], False, options.runs or 1
+    # One function is compiled for each arm and precision; with a few more than eight torch would go on without a word,
+    # and eagerly.
+    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.accumulated_recompile_limit = 1000
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     from accelerate import Accelerator
 
     found = Accelerator().device

@@ -35,6 +35,12 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _is_exporting() -> bool:
+    """Whether what runs is being written down for other sizes, which must not depend
+    on the sizes at hand. The oldest torch cannot tell that from compilation."""
+    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+
+
 def _compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The dtype in which matrices are multiplied there."""
     kind = device.type  # the meta device has no autocast, and float64 is left alone
@@ -343,13 +349,15 @@ def attention_weights(
 
 # %% ../nbs/06_attention.ipynb #2da5cb59
 def _faster_in_float32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether one look with its gradients is, on a CPU that is asked for half
-    precision. Where neither bound holds, half precision is the faster, or close."""
-    half = _compute_dtype(q.device, q.dtype) in (torch.bfloat16, torch.float16)
-    if q.device.type != "cpu" or not half or not torch.is_grad_enabled():
+    """Whether a look is, its gradients included, on a CPU that is asked for half
+    precision: measured in chapter 15."""
+    dtype = _compute_dtype(q.device, q.dtype)
+    if q.device.type != "cpu" or dtype == _wide(dtype) or _is_exporting():
         return False
-    learned = q.requires_grad or k.requires_grad or v.requires_grad
-    return learned and (q.shape[2] < 192 or q.shape[3] < 64)
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+        return False
+    width, length = q.shape[3], max(q.shape[2], k.shape[2])
+    return width <= 64 and length < 192 or width < 64 and length <= 512
 
 
 def attend(
@@ -400,9 +408,12 @@ def attend(
     with `causal` and a past (S > T > 1), the two are made one mask of T × S
     numbers, which is kept: not one for each head unless the mask has heads, but it
     grows with the square. On a CPU, a look in half precision that needs gradients
-    is made in float32 where the heads are narrow or the windows short: torch's
-    gradient in half precision is several times slower there (chapter 15 has the
-    times). Not every fused product can be differentiated twice, or
+    of q, k or v is made in float32, without dropout and where the heads are narrow
+    and the windows short: torch's gradient in half precision takes up to eight
+    times as long there (chapter 15), and what is kept for it takes twice the
+    memory. So the last digits depend on whether gradients are wanted, and an
+    exported look stays in half precision. Not every fused product can be
+    differentiated twice, or
     forward; the maps of `attention_weights` can. Source: chapter 6; Vaswani et al.
     (2017); torch's ``scaled_dot_product_attention``.
     """

@@ -27,6 +27,7 @@ from gbattn.attention import (
     KeyValueCache,
     _check_probability,
     _compute_dtype,
+    _is_exporting,
     _wanted,
     _wide,
     padding_mask,
@@ -43,7 +44,6 @@ from gbattn.conventions import (
     require,
 )
 from .cost import Cost, attention_cost, linear_cost
-from .least_squares import _full_precision
 
 
 def _has_tangent(*tensors: torch.Tensor) -> bool:
@@ -106,8 +106,9 @@ def next_token_loss(
     In full precision, and where torch has it and it pays, torch's
     ``linear_cross_entropy`` goes by chunks of rows and makes the gradients on the
     way, so the logits (N, V) never exist: one backward pass, no second derivatives,
-    no ``torch.func.grad``. On a CPU half precision is widened to float32 for it,
-    which takes about as long, or less. Source: chapter 13.
+    no ``torch.func.grad``, and no forward mode in compiled code. On a CPU, half
+    precision that needs gradients is widened to float32 for it where D is at most
+    256, and at most N: there it takes about as long, or less. Source: chapter 13.
     """
     if not (
         h.ndim == weight.ndim == 2
@@ -127,23 +128,23 @@ def next_token_loss(
     dtype = _compute_dtype(h.device, h.dtype)
     large = h.shape[0] * weight.shape[0] > 2**20
     # Half precision would round the loss (bfloat16), or lose gradients before a
-    # scaler sees them (float16). A CPU may go through float32 at no price.
-    full = dtype == _wide(dtype) or h.device.type == "cpu"
-    full = full and not _has_tangent(h, weight)  # which it would forget
+    # scaler sees them (float16). On a CPU narrow streams can go through float32.
+    full = dtype == _wide(dtype)
+    if h.device.type == "cpu" and not full and torch.is_grad_enabled():
+        learned = h.requires_grad or weight.requires_grad
+        full = learned and h.shape[1] <= min(256, h.shape[0])
+    # It would forget a tangent, and cut an exported length into chunks.
+    full = full and not _has_tangent(h, weight) and not _is_exporting()
     if large and full and hasattr(nnf, "linear_cross_entropy"):
         options = nn.LinearCrossEntropyOptions(
             batch_chunk_size=rows,
             # Compiled code must allow it, or tracing fails.
             allow_retain_graph=torch.compiler.is_compiling(),
         )
-        with _full_precision(h):
-            return nnf.linear_cross_entropy(
-                h.to(_wide(h.dtype)),
-                weight.to(_wide(weight.dtype)),
-                targets,
-                reduction=reduction,
-                options=options,
-            )
+        h, weight = (x.to(_wide(x.dtype)) for x in (h, weight))
+        return nnf.linear_cross_entropy(
+            h, weight, targets, reduction=reduction, options=options
+        )
     logits = nnf.linear(h, weight)  # (N, V)
     return nnf.cross_entropy(
         logits.to(_wide(logits.dtype)), targets, reduction=reduction

@@ -684,11 +684,12 @@ def test_a_look_that_learns_in_half_precision_is_made_in_float32_where_that_is_f
 
     monkeypatch.setattr(nnf, "scaled_dot_product_attention", see)
 
-    def look(T, K, wide, learned=True, **options):
-        q, k, v = (torch.randn(1, 2, T, K, dtype=wide).requires_grad_(learned) for _ in range(3))
-        F = attend(q, k, v, causal=True, **options)
+    def look(T, S, K, learned="qkv", **options):
+        sizes = {"q": T, "k": S, "v": S}
+        q, k, v = (torch.randn(1, 2, n, K, dtype=of).requires_grad_(name in learned) for name, n in sizes.items())
+        F = attend(q, k, v, **options)
         assert F.dtype == half
-        exact = attend(*(x.detach().to(half).double() for x in (q, k, v)), causal=True)
+        exact = attend(*(x.detach().to(half).double() for x in (q, k, v)))
         if not options:
             assert (F - exact).abs().max() < 0.02
         seen.pop()
@@ -697,13 +698,27 @@ def test_a_look_that_learns_in_half_precision_is_made_in_float32_where_that_is_f
     wide, narrow = {torch.float32}, {half}
     for of in (half, torch.float32):
         with torch.autocast("cpu", half, enabled=of != half):
-            assert look(191, 64, of) == look(192, 63, of) == wide
-            assert look(192, 64, of) == look(191, 64, of, learned=False) == narrow
-            assert look(4, 8, of, dropout_p=0.5) == narrow
+            assert all(look(*sizes) == wide for sizes in [(191, 191, 64), (512, 512, 63), (2, 191, 64), (512, 2, 63)])
+            assert all(look(*sizes) == narrow for sizes in [(192, 2, 64), (2, 192, 64), (4, 4, 65), (513, 2, 16)])
+            assert look(4, 4, 8, learned="q") == look(4, 4, 8, learned="k") == look(4, 4, 8, learned="v") == wide
+            assert look(4, 4, 8, learned="") == look(4, 4, 8, dropout_p=0.5) == narrow
             with torch.no_grad():
-                assert look(191, 64, of) == narrow
-            mask = torch.zeros(4, 4, dtype=of)
-            assert look(4, 8, of, mask=mask) == wide
+                assert look(4, 4, 8) == narrow
+            assert look(4, 4, 8, mask=torch.zeros(4, 4, dtype=of)) == wide
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("K", [8, 80])
+def test_gradients_in_half_precision_are_those_of_float64(K, half):
+    """Those of a mask, too; a width of 8 goes through float32, one of 80 does not."""
+    exact = [torch.randn(2, 3, 5, K, dtype=F64).to(half).double() for _ in range(3)]
+    exact.append(torch.randn(3, 5, 5, dtype=F64).to(half).double())
+    found = []
+    for dtype in (F64, half):
+        q, k, v, mask = (x.to(dtype, copy=True).requires_grad_() for x in exact)
+        found.append(torch.autograd.grad(attend(q, k, v, mask=mask[None]).sum(), (q, k, v, mask)))
+    for want, got in zip(*found):
+        assert got.dtype == half and (got - want).norm() < 0.03 * want.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -807,16 +807,39 @@ def test_a_large_loss_goes_by_chunks(monkeypatch):
     whole = nnf.linear_cross_entropy
     see = lambda *a, **o: seen.append((a[0].dtype, o["options"].batch_chunk_size)) or whole(*a, **o)
     monkeypatch.setattr(nnf, "linear_cross_entropy", see)
-    loss = lambda N, dtype: next_token_loss(
-        torch.zeros(N, 4, dtype=dtype), torch.zeros(4096, 4, dtype=dtype), torch.zeros(N, dtype=torch.int64)
-    )
+    half = torch.bfloat16
+
+    def loss(N, dtype, D=4, V=4096, learned="hW"):
+        h, W = (torch.zeros(n, D, dtype=dtype).requires_grad_(of in learned) for of, n in (("h", N), ("W", V)))
+        found = next_token_loss(h, W, torch.zeros(N, dtype=torch.int64))
+        assert found.dtype == torch.promote_types(dtype, torch.float32)
+
+    def taken():
+        found = seen.copy()
+        seen.clear()
+        return found
+
+    for dtype in (torch.float32, F64):
+        loss(300, dtype, learned="")
+    assert taken() == [(torch.float32, 256), (F64, 256)]
     loss(200, torch.float32)  # small
-    found = [loss(300, dtype) for dtype in (F64, torch.float32, torch.bfloat16, torch.float16)]
-    with torch.autocast("cpu", torch.bfloat16):
-        found += [loss(300, torch.float32), loss(300, F64)]
-    wide = [F64, torch.float32, torch.float32, torch.float32, torch.float32, F64]  # on a CPU half precision is widened
-    assert [x.dtype for x in found] == wide
-    assert seen == [(dtype, 256) for dtype in wide]
+    assert not taken()
+    # Half precision goes through float32, on a CPU, where something is learned and the stream is narrow.
+    loss(300, half)
+    loss(300, torch.float16, learned="h")
+    loss(300, half, D=256, learned="W")
+    with torch.autocast("cpu", half):
+        loss(300, torch.float32)
+    assert taken() == 4 * [(torch.float32, 256)]
+    loss(300, half, learned="")
+    loss(300, half, D=257)
+    loss(200, half, D=201, V=8192)
+    assert not taken()
+    loss(200, half, D=200, V=8192)
+    assert len(taken()) == 1
+    with torch.no_grad():
+        loss(300, half)
+    assert not taken()
 
 
 def test_the_model_takes_its_loss_from_its_logits():

@@ -592,6 +592,17 @@ def test_layers_export(kind):
     assert (exported(longer, causal=True) - layer(longer, causal=True)).abs().max() < EXACT
 
 
+@pytest.mark.parametrize("heads", [1, 8])
+def test_layers_in_half_precision_export_for_any_length(heads):
+    """Though on a CPU it depends on the length and the width how a look that learns is made."""
+    layer = MultiHeadAttention(64, heads, dtype=torch.bfloat16)
+    x = tokens(dtype=torch.bfloat16, d_model=64)
+    sizes = {"x": {1: torch.export.Dim("T", min=2, max=4096)}, "causal": None}
+    exported = torch.export.export(layer, (x,), {"causal": True}, dynamic_shapes=sizes).module()
+    longer = tokens(2, 600, dtype=torch.bfloat16, d_model=64)
+    assert (exported(longer, causal=True) - layer(longer, causal=True)).abs().max() < 0.05
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_runs_in_half_precision_and_comes_close(kind):
     layer, x = layer_of(kind, dtype=torch.float32), tokens(dtype=torch.float32)
