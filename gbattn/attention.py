@@ -409,7 +409,7 @@ def attend(
     numbers, which is kept: not one for each head unless the mask has heads, but it
     grows with the square. On a CPU, a look in half precision that needs gradients
     of q, k or v is made in float32, without dropout and where the heads are narrow
-    and the windows short: torch's gradient in half precision takes up to eight
+    and the windows short: torch's gradient in half precision takes up to nine
     times as long there (chapter 15), and what is kept for it takes twice the
     memory. So the last digits depend on whether gradients are wanted, and an
     exported look stays in half precision. Not every fused product can be
