@@ -399,7 +399,8 @@ def attention_cost(
     -----
     Without dropout and without a mask. Bytes are those of a pass without a cache,
     and leave out rotary positions; for linear attention, those of its looks are a
-    lower bound: what comes in and goes out. Source: chapter 10.
+    lower bound: what comes in and goes out. A look in half precision that a CPU
+    makes in float32 (`gbattn.attention.attend`) keeps more. Source: chapter 10.
     """
     options = dict(context=context, past=past, batch_size=batch_size)
     options |= dict(causal=causal, count_masked=count_masked, itemsize=itemsize)
