@@ -842,6 +842,19 @@ def test_a_large_loss_goes_by_chunks(monkeypatch):
     assert not taken()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_loss_exports_for_any_number_of_rows(dtype):
+    class Loss(torch.nn.Module):
+        def forward(self, h, W, targets):
+            return next_token_loss(h, W, targets)
+
+    inputs = lambda N: (torch.randn(N, 8, dtype=dtype).requires_grad_(), weight, torch.randint(4096, (N,)))
+    weight, N = torch.randn(4096, 8, dtype=dtype), torch.export.Dim("N", min=2)
+    exported = torch.export.export(Loss(), inputs(300), dynamic_shapes=({0: N}, None, {0: N})).module()
+    longer = inputs(700)
+    assert abs(exported(*longer) - Loss()(*longer)) < 0.02
+
+
 def test_the_model_takes_its_loss_from_its_logits():
     for tied in (True, False):
         model, tokens = model_of("boosted", tie_embeddings=tied), tokens_of()
