@@ -7,6 +7,7 @@ __all__ = ['split_heads', 'merge_heads', 'causal_mask', 'padding_mask', 'attenti
            'KeyValueCache', 'Round', 'Trace', 'MultiHeadAttention', 'LinearAttention', 'register', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
+import inspect
 import math
 from collections.abc import Callable
 from copy import deepcopy
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .conventions import is_count, is_integer, is_number, require
+from .conventions import check_flag, is_count, is_integer, is_number, require
 from .least_squares import _full_precision, linear_attention
 
 # %% ../nbs/06_attention.ipynb #729d36d4
@@ -28,6 +29,20 @@ def _wanted(good: bool, name: str, tensor: object, want: Callable[[], str]) -> N
         shaped = isinstance(tensor, torch.Tensor)
         got = f"shape {tuple(tensor.shape)}" if shaped else type(tensor).__name__
         require(False, name, got, want())
+
+
+def _is_whole(x: torch.Tensor) -> bool:
+    """Whether a tensor holds integers; truth values and complex numbers are none."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def _is_length(x: object) -> bool:
+    """Whether x is an integer that is not negative, or stands for one while a
+    program is being written down."""
+    symbol = isinstance(x, torch.SymInt) or (
+        torch.jit.is_tracing() and isinstance(x, torch.Tensor)
+    )
+    return (symbol or is_integer(x)) and bool(x >= 0)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -105,8 +120,36 @@ def _check_mask(
     )
 
 
+def _check_twofold(mask: torch.Tensor | None, B: int, T: int) -> None:
+    """Whether the mask of a layer is read as it was meant: where B = T, two
+    dimensions can be (T, S) and, as elsewhere, (B, S)."""
+    # An exported program is for other sizes than those at hand.
+    if mask is None or mask.ndim != 2 or _is_exporting():
+        return
+    if B == T and mask.shape[0] == T and T > 1:
+        got = f"shape {tuple(mask.shape)}, which is (T, S) and (B, S), as B = T"
+        want = "mask[None, None] for (T, S), or mask[:, None, None] for (B, S)"
+        require(False, "mask", got, want)
+
+
+def _check_added(mask: torch.Tensor | None) -> None:
+    """Whether numbers to be added are not zeros and ones, which would be truth
+    values. Numbers are looked at on a CPU alone, where nobody waits for it."""
+    if mask is None or mask.dtype == torch.bool or mask.requires_grad:
+        return
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    try:
+        mixed = bool(mask.any()) and not mask.all()
+        truth = mixed and bool((mask == mask.bool()).all())
+    except RuntimeError:  # from vmap, which cannot look at them
+        return
+    want = "mask.bool() for True = may attend, or other numbers to add"
+    require(not truth, "mask", "floats that are all 0 or 1", want)
+
+
 def _check_causal(causal: bool, T: int, S: int) -> None:
-    require(isinstance(causal, bool), "causal", causal, "True or False")
+    check_flag("causal", causal)
     if causal and S < T:
         require(
             False, "k", f"S = {S} keys for T = {T} queries", "S ≥ T when causal"
@@ -122,6 +165,12 @@ def _check_base(name: str, base: float, also: str = "") -> None:
 def _check_angles(x: torch.Tensor, angles: torch.Tensor) -> None:
     """Whether the angles are one for each pair: a batch of them must not pass for
     heads."""
+    for name, given in (("x", x), ("angles", angles)):
+        tensor = isinstance(given, torch.Tensor)
+        _wanted(tensor, name, given, lambda: "a tensor of floating numbers")
+        if not given.is_floating_point():
+            require(False, name, f"dtype {given.dtype}", "a floating dtype")
+    _wanted(x.ndim == 4, "x", x, lambda: "(B, heads, T, K)")
     (B, _, T, K), shape = x.shape, angles.shape
     fits = K % 2 == 0 and shape[-2:] == (T, K // 2)
     fits = fits and (len(shape) == 2 or shape[:-2] == (B, 1))
@@ -140,6 +189,7 @@ def _check_look(q, k, v, causal, mask, scale) -> None:
     (B, H, T, _), S = q.shape, k.shape[2]
     _check_causal(causal, T, S)
     _check_mask(mask, q.device, (B, H, T, S))
+    _check_added(mask)
     _check_scale(scale)
 
 
@@ -161,7 +211,8 @@ def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
     Source: chapter 6.
     """
     require(is_count(n_heads), "n_heads", n_heads, "a positive integer")
-    fits = x.ndim == 3 and x.shape[-1] % n_heads == 0
+    fits = isinstance(x, torch.Tensor) and x.ndim == 3
+    fits = fits and x.shape[-1] % n_heads == 0
     want = lambda: f"(B, T, D) with a width that {n_heads} heads can share"
     _wanted(fits, "x", x, want)
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
@@ -170,10 +221,17 @@ def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
 def merge_heads(x: torch.Tensor) -> torch.Tensor:
     """Lay the heads of x (B, heads, T, K) side by side again, (B, T, heads · K).
 
+    Raises
+    ------
+    ValueError
+        When x has not these dimensions.
+
     Notes
     -----
     Source: chapter 6.
     """
+    fits = isinstance(x, torch.Tensor) and x.ndim == 4
+    _wanted(fits, "x", x, lambda: "(B, heads, T, K)")
     return x.transpose(1, 2).flatten(-2)
 
 # %% ../nbs/06_attention.ipynb #b4258fbc
@@ -206,8 +264,7 @@ def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
     """
     S = T if S is None else S
     for name, size in (("T", T), ("S", S)):
-        whole = isinstance(size, torch.SymInt) or is_integer(size)
-        if not whole or size < 0:
+        if not _is_length(size):
             require(False, name, repr(size), "an integer that is not negative")
     _check_causal(True, T, S)
     query, key = torch.arange(T, device=device), torch.arange(S, device=device)
@@ -246,7 +303,7 @@ def padding_mask(
     """
     vector = isinstance(lengths, torch.Tensor) and lengths.ndim == 1
     _wanted(vector, "lengths", lengths, lambda: "integers of shape (B,)")
-    whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
+    whole = _is_whole(lengths)
     require(whole, "lengths", f"dtype {lengths.dtype}", "an integer dtype")
     good = isinstance(size, torch.SymInt) or is_count(size)
     require(good, "size", size, "a positive integer")
@@ -306,7 +363,7 @@ def attention_weights(
         at the last key.
     mask : torch.Tensor, optional
         Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
-        attend, or floating, added to the scores.
+        attend, or floating, added to the scores. See `attend`.
     scale : float, optional
         One over the temperature; 1/√K by default.
 
@@ -383,7 +440,8 @@ def attend(
         at the last key, so that S − T keys are a past that every query sees.
     mask : torch.Tensor, optional
         Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
-        attend, or floating, added to the scores. With `causal`, both hold.
+        attend, or floating, added to the scores. With `causal`, both hold. On a
+        CPU, floats that are all 0 or 1 are refused: write ``mask.bool()``.
     scale : float, optional
         One over the temperature; 1/√K by default.
     dropout_p : float
@@ -421,7 +479,7 @@ def attend(
     _check_probability("dropout_p", dropout_p)
     (_, H, T, _), (G, S) = q.shape, k.shape[1:3]
     mask, causal = _who_may_look(mask, causal, T, S, q)
-    options = dict(is_causal=causal, scale=scale, enable_gqa=H != G)
+    options = dict(is_causal=causal, scale=scale, enable_gqa=bool(H != G))
     if dropout_p == 0 and _faster_in_float32(q, k, v):
         if mask is not None and mask.is_floating_point():
             mask = mask.float()
@@ -463,7 +521,7 @@ def rotary_angles(
     """
     tensor = isinstance(positions, torch.Tensor)
     _wanted(tensor, "positions", positions, lambda: "a tensor of integers (…, T)")
-    whole = not positions.is_floating_point()
+    whole = _is_whole(positions)
     require(whole, "positions", f"dtype {positions.dtype}", "an integer dtype")
     _check_base("base", base)
     even = is_count(width) and width % 2 == 0
@@ -554,6 +612,12 @@ class KeyValueCache:
     ) -> None:
         for name, size in (("batch_size", batch_size), ("max_length", max_length)):
             require(is_count(size), name, size, "a positive integer")
+        fits = isinstance(shapes, dict) and all(
+            isinstance(shape, tuple) and len(shape) in (2, 3) and all(map(is_count, shape))
+            for shape in shapes.values()
+        )
+        want = "a dict of (heads, width) or (heads, rows, width)"
+        require(fits, "shapes", repr(shapes), want)
         self.shapes, self.length = dict(shapes), 0
         self._added, self._owner = {}, None
         self.batch_size, self.max_length = batch_size, max_length
@@ -565,23 +629,26 @@ class KeyValueCache:
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Write `new` (B, heads, T, width) behind what is kept under `name`; return
         all of it, (B, heads, length + T, width)."""
-        kept, end = (
-            self._ready(name, new, (new.shape[2],)),
-            self.length + new.shape[2],
-        )
+        kept = self._ready(name, new, grows=True)
+        end = self.length + new.shape[2]
         kept[:, :, self.length : end] = new
         return kept[:, :, :end]
 
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Add `new` (B, heads, rows, width) to the memory kept under `name` once
         the tokens are counted, by `advance`; return the memory as it is before."""
+        kept = self._ready(name, new)
         self._added[name] = new
-        return self._ready(name, new)
+        return kept
 
-    def _ready(self, name: str, new: torch.Tensor, tokens=()) -> torch.Tensor:
+    def _ready(self, name: str, new: torch.Tensor, grows=False) -> torch.Tensor:
+        known = [n for n, shape in self.shapes.items() if grows == (len(shape) == 2)]
+        require(name in known, "name", repr(name), f"one of {known}")
         kept = self.kept[name]
+        fits = isinstance(new, torch.Tensor) and new.ndim == 4
+        _wanted(fits, name, new, lambda: "four dimensions")
         heads, *rows, width = self.shapes[name]
-        want = (self.batch_size, heads, *rows, *tokens, width)
+        want = (self.batch_size, heads, *(rows or new.shape[2:3]), width)
         _wanted(new.shape == want, name, new, lambda: f"shape {want}")
         if new.requires_grad:
             want = "none: decode under torch.no_grad()"
@@ -596,6 +663,9 @@ class KeyValueCache:
     def advance(self, tokens: int) -> None:
         """Count the tokens that were written, once every name has them. A pass that
         failed before this leaves the cache as it was."""
+        if not (_is_length(tokens) and self.length + tokens <= self.max_length):
+            want = f"an integer from 0 to {self.max_length - self.length}"
+            require(False, "tokens", repr(tokens), want)
         for name, new in self._added.items():
             self.kept[name] += new
         self._added.clear()
@@ -731,10 +801,9 @@ def _check_tokens(
 def _weight_of(layer: nn.Module) -> torch.Tensor:
     """One of its weights, which has the device and the dtype of all; torch's
     quantisation leaves none, and float32 on the CPU."""
-    weight = next(layer.parameters(), None)
-    if weight is None:
-        return torch.empty(0, dtype=torch.float32, device="cpu")
-    return weight
+    for weight in layer.parameters():  # next(…, None) does not compile in torch 2.5
+        return weight
+    return torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _check_positions(positions: torch.Tensor, x: torch.Tensor) -> None:
@@ -743,7 +812,7 @@ def _check_positions(positions: torch.Tensor, x: torch.Tensor) -> None:
     B, T = x.shape[:2]
     want = lambda: f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
     _wanted(fits, "positions", positions, want)
-    whole = not positions.is_floating_point() and positions.dtype != torch.bool
+    whole = _is_whole(positions)
     require(whole, "positions", f"dtype {positions.dtype}", "an integer dtype")
     if positions.device != x.device:
         require(
@@ -786,6 +855,9 @@ class MultiHeadAttention(nn.Module):
     rotary : float, optional
         Base of rotary positions, such as 10000.0; without it the layer does not see
         positions.
+    causal : bool
+        Whether a token is kept from the tokens after it, where the call does not
+        say.
     device, dtype : optional
         Of the weights, as in torch's own layers.
 
@@ -796,8 +868,8 @@ class MultiHeadAttention(nn.Module):
 
     Notes
     -----
-    Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``.
-    Source: chapter 6; Vaswani et al. (2017).
+    Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``;
+    ``head_width`` is K. Source: chapter 6; Vaswani et al. (2017).
     """
 
     def __init__(
@@ -809,28 +881,27 @@ class MultiHeadAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         rotary: float | None = None,
+        causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(d_model, n_heads, n_kv_heads, rotary)
         _check_probability("dropout", dropout)
+        check_flag("bias", bias)
+        check_flag("causal", causal)
         self._identity = object()  # what its caches know it by
         # NumPy's integers keep a layer from compiling.
         self.d_model, self.n_heads = int(d_model), int(n_heads)
         self.n_kv_heads = int(n_kv_heads or n_heads)
-        self.dropout, self.rotary = float(dropout), rotary
+        self.head_width = self.d_model // self.n_heads
+        self.dropout, self.rotary, self.causal = float(dropout), rotary, causal
         made = dict(bias=bias, device=device, dtype=dtype)
         narrow = self.head_width * self.n_kv_heads
         self.query = _projection(d_model, d_model, **made)
         self.key = _projection(d_model, narrow, **made)
         self.value = _projection(d_model, narrow, **made)
         self.out = _projection(d_model, d_model, **made)
-
-    @property
-    def head_width(self) -> int:
-        """Width K of a query or key."""
-        return self.d_model // self.n_heads
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the weights anew: ``query``, ``key``, ``value`` and ``out`` Xavier
@@ -848,14 +919,15 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
         kv, rotary = self.n_kv_heads, self.rotary
-        return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}"
+        causal = ", causal=True" if self.causal else ""
+        return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}{causal}"
 
     def forward(
         self,
         x: torch.Tensor,
         *,
         context: torch.Tensor | None = None,
-        causal: bool = False,
+        causal: bool | None = None,
         mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
@@ -868,12 +940,16 @@ class MultiHeadAttention(nn.Module):
             Tokens, shape (B, T, D).
         context : torch.Tensor, optional
             What keys and values are made of, shape (B, S, D); x by default.
-        causal : bool
-            Whether a token is kept from the tokens after it.
+        causal : bool, optional
+            Whether a token is kept from the tokens after it; as the layer was made
+            by default. With a context it must be False, so a layer made causal must
+            be told.
         mask : torch.Tensor, optional
             Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
             attend, or floating, added to the scores. Padding is (B, 1, 1, S), as
-            from `padding_mask`. What a mask hides must still be finite.
+            from `padding_mask`. What a mask hides must still be finite. Where B =
+            T, two dimensions are refused, for they could be (B, S): write
+            ``mask[None, None]`` or ``mask[:, None, None]``.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T), for rotary positions; counted from the start of
             the sequence by default, as those of a context always are.
@@ -900,7 +976,7 @@ class MultiHeadAttention(nn.Module):
         x: torch.Tensor,
         *,
         context: torch.Tensor | None = None,
-        causal: bool = False,
+        causal: bool | None = None,
         mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
@@ -972,20 +1048,21 @@ class MultiHeadAttention(nn.Module):
         self, x, context, causal, mask, positions, cache, notes=None
     ) -> _Pass:
         weight = _weight_of(self)
+        causal = self.causal if causal is None else causal
         _check_tokens("x", x, self.d_model, weight)
         (B, T), past = x.shape[:2], 0
         if context is not None:
             _check_tokens("context", context, self.d_model, weight)
             want = lambda: f"B = {B} sequences, as x"
             _wanted(context.shape[0] == B, "context", context, want)
-            require(causal is False, "causal", causal, "False with a context")
+            require(causal is False, "causal", repr(causal), "False with a context")
             want = "None with a context: its keys do not grow"
             require(cache is None, "cache", "a cache", want)
         source = x if context is None else context
         if cache is not None:
             kind = isinstance(cache, KeyValueCache)
             require(kind, "cache", type(cache).__name__, "a KeyValueCache")
-            require(causal is True, "causal", causal, "True with a cache")
+            require(causal is True, "causal", repr(causal), "True with a cache")
             # A compiler would make one program for each layer.
             mine = None if torch.compiler.is_compiling() else self._identity
             cache._check(x, self._remembered(), mine)
@@ -993,6 +1070,7 @@ class MultiHeadAttention(nn.Module):
         S = past + source.shape[1]
         _check_causal(causal, T, S)
         _check_mask(mask, x.device, (B, self.n_heads, T, S))
+        _check_twofold(mask, B, T)
         angles = self._angles(x, positions, past, None if source is x else S)
         return _Pass(x, source, mask, causal, angles, cache, notes)
 
@@ -1016,16 +1094,27 @@ class MultiHeadAttention(nn.Module):
         theirs = torch.arange(S, device=x.device)
         return mine, rotary_angles(theirs, self.head_width, self.rotary)
 
+    def _heads(self, name: str, x: torch.Tensor, n_heads: int) -> torch.Tensor:
+        """The heads of what a projection gives, which may be split over devices:
+        half of its features must not pass for heads of half the width."""
+        if x.shape[-1] != n_heads * self.head_width:
+            want = f"{n_heads * self.head_width}, n_heads · head_width"
+            if name != "query":
+                want = want.replace("n_heads", "n_kv_heads")
+            require(False, name, f"{x.shape[-1]} features", want)
+        return split_heads(x, n_heads)
+
     def _queries(self, p: _Pass, q: torch.Tensor) -> torch.Tensor:
         """The heads of q (B, T, D), turned by their positions, (B, H, T, K)."""
-        q = split_heads(q, self.n_heads)
+        q = self._heads("query", q, self.n_heads)
         return q if p.angles is None else rotate(q, p.angles[0])
 
     def _keys_and_values(
         self, p: _Pass, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The heads of k and v (B, S, G·K), the keys turned by their positions."""
-        k, v = split_heads(k, self.n_kv_heads), split_heads(v, self.n_kv_heads)
+        k = self._heads("key", k, self.n_kv_heads)
+        v = self._heads("value", v, self.n_kv_heads)
         return k if p.angles is None else rotate(k, p.angles[1]), v
 
     def _remember(
@@ -1082,7 +1171,7 @@ class LinearAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, rotary, device, dtype
+    d_model, n_heads, n_kv_heads, bias, rotary, causal, device, dtype
         As in `MultiHeadAttention`.
     dropout : float
         0: no weight is formed that could be dropped.
@@ -1244,6 +1333,8 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
     require(isinstance(name, str) and name != "", "name", repr(name), "a name")
 
     def enter(layer: type[nn.Module]) -> type[nn.Module]:
+        module = isinstance(layer, type) and issubclass(layer, nn.Module)
+        require(module, "layer", repr(layer), "a subclass of torch.nn.Module")
         known = _LAYERS.get(name)
         # A cell may run twice, and be the class that the library has, word for word.
         same = known is None or (
@@ -1259,6 +1350,24 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
         return layer
 
     return enter
+
+
+def _check_options(argument: str, name: str, options: dict) -> None:
+    """Whether a registered layer takes these options, itself or as what it derives
+    from; one that takes anything decides for itself."""
+    takes = []
+    for kind in _LAYERS[name].__mro__:
+        if kind is nn.Module:  # every class up to here hands on what it does not know
+            return
+        parameters = inspect.signature(kind.__init__).parameters.values()
+        takes += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        takes += [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    takes = [t for t in dict.fromkeys(takes) if t not in ("self", "d_model", "n_heads")]
+    for option in options:
+        want = f"options that {name!r} takes: {', '.join(takes)}"
+        require(option in takes, argument, repr(option), want)
 
 
 def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Module:
@@ -1282,7 +1391,8 @@ def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Modul
     Raises
     ------
     ValueError
-        For a name that is not registered, or as the layer does.
+        For a name that is not registered, an option that the layer does not take, or
+        as the layer does.
 
     Notes
     -----
@@ -1291,4 +1401,5 @@ def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Modul
     want = f"one of {', '.join(_LAYERS)}; a layer registers when its module is imported"
     known = isinstance(name, str) and name in _LAYERS
     require(known, "name", repr(name), want)
+    _check_options("options", name, options)
     return _LAYERS[name](d_model, n_heads, **options)

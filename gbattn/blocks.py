@@ -19,6 +19,7 @@ import gbattn.twicing  # noqa: F401 (both are imported for the layers they regis
 from gbattn.attention import (
     _LAYERS,
     KeyValueCache,
+    _check_options,
     _check_probability,
     _check_tokens,
     _draw,
@@ -26,7 +27,7 @@ from gbattn.attention import (
     _weight_of,
     make_attention,
 )
-from .conventions import is_count, is_number, require
+from .conventions import check_flag, is_count, is_number, require
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
 def _choice(argument: str, chosen: object, known: dict[str, object]):
@@ -170,6 +171,8 @@ def make_normalizer(name: str, d_model: int, **made) -> nn.Module:
     """
     make = _choice("normalizer", name, NORMALIZERS)
     require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
+    for flag in {"bias", "elementwise_affine"} & made.keys():  # torch takes any string
+        check_flag(flag, made[flag])
     return make(d_model, **made)
 
 # %% ../nbs/11_blocks.ipynb #9f7eb663
@@ -229,6 +232,7 @@ class FeedForward(nn.Module):
         if d_hidden is None:
             d_hidden = -(-d_model // 3) * 8 if gated else 4 * d_model
         require(is_count(d_hidden), "d_hidden", d_hidden, "a positive integer")
+        check_flag("bias", bias)
         _check_probability("dropout", dropout)
         super().__init__()
         made = dict(bias=bias, device=device, dtype=dtype)
@@ -325,7 +329,8 @@ class Block(nn.Module):
         A name that `gbattn.attention.make_attention` knows: ``multi_head``,
         ``linear``, ``twicing``, ``boosted``, or one of your own.
     attention_options : dict, optional
-        What that layer takes besides, such as ``{"rounds": 3}``.
+        What that layer takes besides, such as ``{"rounds": 3}`` or ``{"causal":
+        True}``.
     dropout : float
         Probability with which a feature of what a sublayer says is dropped before
         it is added to the stream, while training. (Attention weights are dropped by
@@ -375,6 +380,8 @@ class Block(nn.Module):
         require(
             isinstance(options, dict), "attention_options", got, "a dict or None"
         )
+        _check_options("attention_options", attention, options)
+        check_flag("bias", bias)
         _check_probability("dropout", dropout)
         super().__init__()
         d_model = int(d_model)
@@ -417,7 +424,7 @@ class Block(nn.Module):
         self,
         x: torch.Tensor,
         *,
-        causal: bool = False,
+        causal: bool | None = None,
         mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,

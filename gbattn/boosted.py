@@ -7,19 +7,21 @@ __all__ = ['gated', 'Gate', 'Correction', 'GradientBoostedAttention', 'alignment
 
 # %% ../nbs/08_boosted.ipynb #548e9cd7
 from collections.abc import Callable
+from functools import partial
 
 import torch
-import torch.nn.functional as nnf
 from torch import nn
 
 from gbattn.attention import (
     MultiHeadAttention,
+    Round,
     Trace,
     _Pass,
     _projection,
+    _wanted,
     register,
 )
-from .conventions import is_count, is_integer, require
+from .conventions import check_flag, is_count, is_integer, require
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
 def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
@@ -38,12 +40,24 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
     torch.Tensor
         Shape (B, T, D).
 
+    Raises
+    ------
+    ValueError
+        When the shapes do not fit.
+
     Notes
     -----
     Source: chapter 8.
     """
+    fits = isinstance(F, torch.Tensor) and F.ndim == 3
+    _wanted(fits, "F", F, lambda: "(B, T, D)")
+    fits = isinstance(c, torch.Tensor) and c.shape == F.shape
+    _wanted(fits, "c", c, lambda: f"{tuple(F.shape)}, as F")
     if g is None:
         return F + c
+    fits = isinstance(g, torch.Tensor) and g.shape[:-1] == F.shape[:-1]
+    fits = fits and g.shape[-1] > 0 and F.shape[-1] % g.shape[-1] == 0
+    _wanted(fits, "g", g, lambda: f"(B, T, n), n a divisor of D = {F.shape[-1]}")
     n = g.shape[-1]
     if n == F.shape[-1]:
         return torch.addcmul(F, g, c)
@@ -52,52 +66,107 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
 
 # %% ../nbs/08_boosted.ipynb #b9dc9cdd
 class Gate(nn.Linear):
-    """The gate g = sigmoid(W [F ‖ c] + b), from F and c of shape (B, T, D) to (B,
-    T, gates).
+    """The linear map of a gate, from F ‖ c (B, T, 2D) to (B, T, n_gates): a
+    ``torch.nn.Linear`` that starts at zero.
 
     Notes
     -----
-    Weights as those of the ``torch.nn.Linear`` from 2D features. Source: chapter 8.
+    It is a ``torch.nn.Linear``, and called as one, so that what adapts or quantises
+    linear layers finds it. So does an initialiser that is applied to all of them;
+    after that, `reset_parameters` sets the gate to ½ again. Source: chapter 8.
     """
 
-    def __init__(self, d_model: int, gates: int, **made):
-        super().__init__(2 * d_model, gates, **made)
+    def __init__(self, d_model: int, n_gates: int, **factory_kwargs):
+        super().__init__(2 * d_model, n_gates, **factory_kwargs)
+        # What is drawn after a gate is what it always was.
+        super().reset_parameters()
+        self.reset_parameters()
 
-    def forward(self, F: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        """g, shape (B, T, gates)."""
-        # Two products instead of one over a copy of F beside c; the second adds itself
-        # to the first.
-        of_F, of_c = self.weight.chunk(2, dim=1)
-        seen = nnf.linear(F.flatten(0, 1), of_F, self.bias)  # (B·T, gates)
-        seen = torch.addmm(seen, c.flatten(0, 1), of_c.mT)
-        return seen.sigmoid_().unflatten(0, F.shape[:2])
-
-    def open_halfway(self) -> None:
-        """Set the gate to ½ whatever it sees."""
+    def reset_parameters(self) -> None:
+        """Set the gate to ½ whatever it reads."""
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
 
 class Correction(nn.Module):
-    """The weights of one correction: projections ``query``, ``key`` and ``value``
-    of what it reads, and ``gate``; those it does without are None.
+    """One correction: r = x − F; c = Attn(r); g = sigmoid(W [F ‖ c] + b); F + g ⊙ c.
+
+    Parameters
+    ----------
+    d_model : int
+        Width D.
+    kv_dim : int
+        Features of the keys, and of the values.
+    n_gates : int
+        Numbers in the gate, a divisor of D; 0 for no gate.
+    own_keys : bool
+        Whether it has projections of its own for keys and values.
+    bias, device, dtype : optional
+        Of the projections, as in torch's own layers.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
 
     Notes
     -----
-    Source: chapter 8.
+    Weights: ``query``, ``key``, ``value`` and ``gate``, each a ``torch.nn.Linear``,
+    or None if it does without. Source: chapter 8.
     """
 
     def __init__(
-        self, d_model: int, narrow: int, gates: int, own_keys: bool, **made
+        self, d_model: int, kv_dim: int, n_gates: int, own_keys: bool, **factory_kwargs
     ):
+        for name, size in (("d_model", d_model), ("kv_dim", kv_dim)):
+            require(is_count(size), name, repr(size), "a positive integer")
+        fits = is_integer(n_gates) and n_gates >= 0
+        fits = fits and (n_gates == 0 or d_model % n_gates == 0)
+        require(fits, "n_gates", repr(n_gates), f"0 or a divisor of D = {d_model}")
+        check_flag("own_keys", own_keys)
         super().__init__()
-        self.query = _projection(d_model, d_model, **made)
-        self.key = _projection(d_model, narrow, **made) if own_keys else None
-        self.value = _projection(d_model, narrow, **made) if own_keys else None
-        made["bias"] = True  # a gate rests on its bias
-        self.gate = Gate(d_model, gates, **made) if gates else None
+        self.query = _projection(d_model, d_model, **factory_kwargs)
+        self.key = self.value = self.gate = None
+        if own_keys:
+            self.key = _projection(d_model, kv_dim, **factory_kwargs)
+            self.value = _projection(d_model, kv_dim, **factory_kwargs)
+        if n_gates:  # a gate rests on its bias
+            self.gate = Gate(d_model, n_gates, **factory_kwargs | {"bias": True})
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        F: torch.Tensor,
+        attention: Callable,
+        source: torch.Tensor | None = None,
+    ) -> Round:
+        """Return the round that corrects F.
+
+        Parameters
+        ----------
+        x, F : torch.Tensor
+            What is estimated and the estimate, shape (B, T, D).
+        attention : callable
+            From q (B, T, D), k and v (B, S, kv_dim), or None without keys of its
+            own, to c (B, T, D) and the attention weights, or None.
+        source : torch.Tensor, optional
+            What keys and values are made of, shape (B, S, D); the residual by
+            default.
+
+        Returns
+        -------
+        gbattn.attention.Round
+            Its ``estimate`` is F + g ⊙ c; its ``gate`` has shape (B, T, n_gates).
+        """
+        r, k, v, g = x - F, None, None, None
+        q = self.query(r)
+        if self.key is not None:
+            source = r if source is None else source
+            k, v = self.key(source), self.value(source)
+        c, A = attention(q, k, v)
         if self.gate is not None:
-            self.gate.open_halfway()
+            g = self.gate(torch.cat([F, c], dim=-1)).sigmoid()
+        return Round(A, r, c, g, gated(F, g, c))
 
 # %% ../nbs/08_boosted.ipynb #527e6ecb
 @register("boosted")
@@ -110,7 +179,7 @@ class GradientBoostedAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, dropout, rotary, device, dtype
+    d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, device, dtype
         As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn for each round
         anew, as each has an attention map of its own.
     rounds : int
@@ -178,7 +247,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         super().reset_parameters(generator)
         for correction in self.corrections:
             if correction.gate is not None:
-                correction.gate.open_halfway()
+                correction.gate.reset_parameters()
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
@@ -200,18 +269,22 @@ class GradientBoostedAttention(MultiHeadAttention):
         k, v = self._remember(p, self.key(p.source), self.value(p.source))
         F, A = self._look(p, q, k, v)
         self._note(p, weights=A, residual=p.x, correction=F, estimate=F)
+        source = None if self.kv_from == "residual" else p.source
         for m, correction in enumerate(self.corrections, start=1):
-            r = p.x - F
-            q = self._queries(p, correction.query(r))
-            if self.kv_from != "shared":
-                read = r if self.kv_from == "residual" else p.source
-                kv = correction.key(read), correction.value(read)
-                k, v = self._remember(p, *kv, str(m))
-            c, A = self._look(p, q, k, v)
-            g = None if correction.gate is None else correction.gate(F, c)
-            F = gated(F, g, c)
-            self._note(p, weights=A, residual=r, correction=c, gate=g, estimate=F)
+            attention = partial(self._attention_of, p, str(m), k, v)
+            done = correction(p.x, F, attention, source)
+            F = done.estimate
+            self._note(p, **done._asdict())
         return F
+
+    def _attention_of(
+        self, p: _Pass, m: str, k0, v0, q, k, v
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The attention of correction m, over the keys and values of round 0 where
+        it has none of its own."""
+        q = self._queries(p, q)
+        k, v = (k0, v0) if k is None else self._remember(p, k, v, m)
+        return self._look(p, q, k, v)
 
 # %% ../nbs/08_boosted.ipynb #7c1999c4
 def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -242,6 +315,9 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     The scale of the loss does not matter. Source: Definition "Alignment" of chapter
     8.
     """
+    for name, x in (("correction", correction), ("gradient", gradient)):
+        fits = isinstance(x, torch.Tensor) and x.ndim > 0 and x.is_floating_point()
+        _wanted(fits, name, x, lambda: "floating numbers of shape (…, D)")
     got, want = tuple(gradient.shape), tuple(correction.shape)
     require(got == want, "gradient", f"shape {got}", f"{want}, as the correction")
     wide = torch.promote_types(correction.dtype, gradient.dtype)
@@ -288,6 +364,10 @@ def functional_gradient(
     The correction to compare it with is ``gate * correction`` of
     ``trace.rounds[look + 1]``. Source: chapter 8.
     """
+    explains = isinstance(layer, torch.nn.Module) and hasattr(layer, "explain")
+    got, want = type(layer).__name__, "an attention layer with explain"
+    require(explains, "layer", got, want)
+    require(callable(loss), "loss", repr(loss), "a function without arguments")
     seen = []
 
     def stop(module, args, kwargs, output):

@@ -17,7 +17,7 @@ import torch
 
 from .attention import LinearAttention, MultiHeadAttention
 from .boosted import GradientBoostedAttention
-from .conventions import is_count, require
+from .conventions import check_flag, is_count, is_integer, require
 from .twicing import TwicingAttention
 
 # %% ../nbs/10_cost.ipynb #9c5beef8
@@ -95,6 +95,8 @@ class Cost:
 
     def __add__(self, other: "Cost") -> "Cost":
         names = [field.name for field in fields(self)]
+        if not isinstance(other, Cost):
+            return NotImplemented
         return Cost(*(getattr(self, n) + getattr(other, n) for n in names))
 
     def __radd__(self, other: int) -> "Cost":  # sum() starts from 0
@@ -108,19 +110,18 @@ class Cost:
 
 # %% ../nbs/10_cost.ipynb #11f89acf
 def _check_itemsize(itemsize: int) -> None:
-    require(itemsize in (2, 4, 8), "itemsize", itemsize, "2, 4 or 8 bytes a number")
+    good = is_integer(itemsize) and itemsize in (2, 4, 8)
+    require(good, "itemsize", repr(itemsize), "2, 4 or 8 bytes a number")
 
 
 def _check_call(layer, T, context, past, batch_size, causal, itemsize) -> None:
-    known = isinstance(layer, MultiHeadAttention)
-    require(known, "layer", type(layer).__name__, "an attention layer of this book")
     for name, size in (("T", T), ("batch_size", batch_size)):
         require(is_count(size), name, size, "a positive integer")
     fits = context is None or is_count(context)
     require(fits, "context", context, "None, or the number of its tokens")
-    counted = past == 0 or is_count(past)
+    counted = is_integer(past) and past >= 0
     require(counted, "past", past, "a number of tokens, 0 or more")
-    require(isinstance(causal, bool), "causal", causal, "True or False")
+    check_flag("causal", causal)
     alone = context is None or not (causal or past)
     require(alone, "context", f"{context} tokens", "None with causal or past")
     twicing = isinstance(layer, TwicingAttention)
@@ -170,6 +171,7 @@ def linear_cost(
     """
     for name, size in (("inputs", inputs), ("outputs", outputs), ("rows", rows)):
         require(is_count(size), name, size, "a positive integer")
+    check_flag("bias", bias)
     _check_itemsize(itemsize)
     weights = inputs * outputs + bias * outputs
     return Cost(
@@ -260,17 +262,14 @@ def _boosted_parts(p: _Pass) -> dict[str, Cost]:
     residual = p.rest(3 * p.wide, p.wide)
     update = p.rest(4 * p.wide if n == p.D else 3 * p.wide + rows * n)
     if n:
-        half = linear_cost(p.D, n, rows, itemsize=p.itemsize)  # of F, with the bias
-        gate = half + linear_cost(p.D, n, rows, bias=False, itemsize=p.itemsize)
-        gate = replace(gate, saved_bytes=0) + p.rest(3 * rows * n, rows * n)
-    estimates = (
-        more if n else min(more, 1)
-    ) * p.wide  # a gate reads them all again
+        gate = linear_cost(2 * p.D, n, rows, itemsize=p.itemsize)  # keeps F ‖ c
+        gate += p.rest(4 * p.wide + 2 * rows * n, rows * n)  # its copy; the sigmoid
     return {
         "projections": more * project,
         "looks": more * p.look(p.narrow),
         "gate": more * gate,
-        "elementwise": more * (residual + update) + p.rest(0, estimates),
+        # The last estimate is kept for the output projection.
+        "elementwise": more * (residual + update) + p.rest(0, min(more, 1) * p.wide),
     }
 
 # %% ../nbs/10_cost.ipynb #4846c07a
@@ -300,7 +299,7 @@ def attention_parts(
     context: int | None = None,
     past: int = 0,
     batch_size: int = 1,
-    causal: bool = False,
+    causal: bool | None = None,
     count_masked: bool = True,
     itemsize: int = 4,
 ) -> dict[str, Cost]:
@@ -315,6 +314,10 @@ def attention_parts(
     ValueError
         Naming the argument, what it got and what it wants.
     """
+    known = isinstance(layer, MultiHeadAttention)
+    require(known, "layer", type(layer).__name__, "an attention layer of this book")
+    causal = layer.causal if causal is None else causal
+    check_flag("count_masked", count_masked)
     _check_call(layer, T, context, past, batch_size, causal, itemsize)
     S = context or past + T
     pairs = T * S if count_masked or not causal else T * past + T * (T + 1) // 2
@@ -357,7 +360,7 @@ def attention_cost(
     context: int | None = None,
     past: int = 0,
     batch_size: int = 1,
-    causal: bool = False,
+    causal: bool | None = None,
     count_masked: bool = True,
     itemsize: int = 4,
 ) -> Cost:
@@ -376,7 +379,7 @@ def attention_cost(
         Tokens in a cache, before the T.
     batch_size : int
         Sequences B.
-    causal : bool
+    causal : bool, optional
         As in the call of the layer.
     count_masked : bool
         Whether the scores that causality hides count as computed, which is how
@@ -542,10 +545,18 @@ def roofline_seconds(cost: Cost, machine: Machine) -> float:
     float
         The larger of the time for its products and the time for its bytes.
 
+    Raises
+    ------
+    ValueError
+        When these are not what they should be.
+
     Notes
     -----
     Source: chapter 10; Williams, Waterman and Patterson (2009).
     """
+    require(isinstance(cost, Cost), "cost", type(cost).__name__, "a Cost")
+    good = isinstance(machine, Machine) and min(machine) > 0
+    require(good, "machine", repr(machine), "a Machine, of positive numbers")
     return max(
         cost.forward_flops / machine.flops, cost.traffic_bytes / machine.bandwidth
     )

@@ -8,7 +8,6 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 
 # %% ../nbs/13_language_model.ipynb #b1ba077d
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -23,7 +22,6 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from gbattn.attention import (
-    _LAYERS,
     KeyValueCache,
     _check_probability,
     _compute_dtype,
@@ -157,7 +155,7 @@ def next_token_loss(
 
 # %% ../nbs/13_language_model.ipynb #fe509497
 #| code-fold: true
-_OF_THE_MODEL = ("bias", "device", "dtype")
+_OF_THE_MODEL = ("bias", "causal", "device", "dtype")
 _PER_LAYER = (
     "attention",
     "attention_options",
@@ -337,12 +335,6 @@ class ModelConfig:
             require(fits, "positions", got, want)
         try:
             Block(self.d_model, self.n_heads, **options, device="meta")
-        except TypeError as error:
-            takes = ", ".join(_options_of(options["attention"]))
-            want = f"options that {options['attention']!r} takes: {takes}"
-            got = str(error).split(") got ")[-1]
-            got += f" for layer {layer}" * bool(self.overrides)
-            require(False, "attention_options", got, want)
         except RuntimeError as error:  # of torch, when bytes overflow
             got = f"sizes that torch refuses ({error})"
             require(False, "config", got, "smaller ones")
@@ -372,22 +364,6 @@ class ModelConfig:
         _named_options("config", fields_of, known)
         require("vocab_size" in fields_of, "config", "no vocab_size", "one")
         return cls(**fields_of)
-
-
-def _options_of(attention: str) -> list[str]:
-    """What a registered layer takes, itself or as what it derives from, but for what
-    the model decides."""
-    found, decided = {}, ("self", "d_model", "n_heads", *_OF_THE_MODEL)
-    for kind in _LAYERS[attention].__mro__:
-        taken = inspect.signature(kind.__init__).parameters.values()
-        found |= {
-            one.name: None
-            for one in taken
-            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        }
-        if all(one.kind is not one.VAR_KEYWORD for one in taken):
-            break  # it hands on no more
-    return [name for name in found if name not in decided]
 
 
 def _as_json(name: str, options: dict) -> str:
@@ -500,7 +476,7 @@ class LanguageModel(nn.Module):
         layers = [block.attention for block in self.blocks]
         for name, module in self.named_modules():
             if isinstance(module, Gate):
-                module.open_halfway()
+                module.reset_parameters()
             elif isinstance(module, nn.Linear | nn.Embedding):
                 self._draw_matrix(module.weight, _seed_of(seed, f"{name}.weight"))
                 if getattr(module, "bias", None) is not None:

@@ -664,9 +664,7 @@ def initialize(
         require(squashes, "alpha", got, "None")
 
     for _, name, module in parts:
-        if isinstance(module, Gate):
-            module.open_halfway()
-        elif isinstance(module, DyT | Derf):  # whose reset would set the slope too
+        if isinstance(module, DyT | Derf):  # whose reset would set the slope too
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
             if alpha is not None:

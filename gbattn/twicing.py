@@ -29,7 +29,7 @@ class TwicingAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, rotary, device, dtype
+    d_model, n_heads, n_kv_heads, bias, rotary, causal, device, dtype
         As in `gbattn.attention.MultiHeadAttention`, whose weights these are.
     rounds : int
         Looks at the values; one is multi-head attention.

@@ -1149,7 +1149,7 @@ def used(layer=LAYER, length=2):
         (lambda: LAYER(X, context=X[:1]), r"context: got shape \(1, 3, 8\); want B = 2 sequences, as x"),
         (lambda: LAYER(X, context=X, causal=True), "causal: got True; want False with a context"),
         (lambda: LAYER(X, context=X, cache=used()), "cache: got a cache; want None with a context"),
-        (lambda: LAYER(X, causal=None), "causal: got None; want True or False"),
+        (lambda: LAYER(X, causal="False"), "causal: got 'False'; want True or False"),
         (lambda: LAYER(X, mask=BOOLEAN[:, :2]), r"mask: got shape \(3, 2\); want \(T, S\) = \(3, 3\) or"),
         (lambda: LAYER(X, positions=torch.arange(3)),
          r"positions: got shape \(3,\); want None: this layer has rotary=None"),

@@ -95,8 +95,9 @@ class Drawn:
         if self.name == "twicing" and M > 1:
             numbers += (M - 1) * (2 * D + H) + D
         if self.name == "boosted":
-            estimates = (M - 1 if self.n else min(M - 1, 1)) if kept_estimates is None else kept_estimates
-            numbers += (M - 1) * (3 * D + H + 2 * narrow * self.own + self.n) + estimates * D
+            estimates = min(M - 1, 1) if kept_estimates is None else kept_estimates
+            gate = 2 * D + self.n if self.n else 0
+            numbers += (M - 1) * (3 * D + H + 2 * narrow * self.own + gate) + estimates * D
         return torch.tensor([self.B * self.T * numbers], dtype=F64)
 
     def counted_saved(self):
