@@ -613,7 +613,9 @@ class KeyValueCache:
         for name, size in (("batch_size", batch_size), ("max_length", max_length)):
             require(is_count(size), name, size, "a positive integer")
         fits = isinstance(shapes, dict) and all(
-            isinstance(shape, tuple) and len(shape) in (2, 3) and all(map(is_count, shape))
+            isinstance(shape, tuple)
+            and len(shape) in (2, 3)
+            and all(map(is_count, shape))
             for shape in shapes.values()
         )
         want = "a dict of (heads, width) or (heads, rows, width)"
@@ -642,7 +644,9 @@ class KeyValueCache:
         return kept
 
     def _ready(self, name: str, new: torch.Tensor, grows=False) -> torch.Tensor:
-        known = [n for n, shape in self.shapes.items() if grows == (len(shape) == 2)]
+        known = [
+            n for n, shape in self.shapes.items() if grows == (len(shape) == 2)
+        ]
         require(name in known, "name", repr(name), f"one of {known}")
         kept = self.kept[name]
         fits = isinstance(new, torch.Tensor) and new.ndim == 4
@@ -1357,14 +1361,18 @@ def _check_options(argument: str, name: str, options: dict) -> None:
     from; one that takes anything decides for itself."""
     takes = []
     for kind in _LAYERS[name].__mro__:
-        if kind is nn.Module:  # every class up to here hands on what it does not know
+        if (
+            kind is nn.Module
+        ):  # every class up to here hands on what it does not know
             return
         parameters = inspect.signature(kind.__init__).parameters.values()
         takes += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         takes += [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             break
-    takes = [t for t in dict.fromkeys(takes) if t not in ("self", "d_model", "n_heads")]
+    takes = [
+        t for t in dict.fromkeys(takes) if t not in ("self", "d_model", "n_heads")
+    ]
     for option in options:
         want = f"options that {name!r} takes: {', '.join(takes)}"
         require(option in takes, argument, repr(option), want)

@@ -171,7 +171,10 @@ def make_normalizer(name: str, d_model: int, **made) -> nn.Module:
     """
     make = _choice("normalizer", name, NORMALIZERS)
     require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
-    for flag in {"bias", "elementwise_affine"} & made.keys():  # torch takes any string
+    for flag in {
+        "bias",
+        "elementwise_affine",
+    } & made.keys():  # torch takes any string
         check_flag(flag, made[flag])
     return make(d_model, **made)
 

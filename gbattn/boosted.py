@@ -116,7 +116,12 @@ class Correction(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, kv_dim: int, n_gates: int, own_keys: bool, **factory_kwargs
+        self,
+        d_model: int,
+        kv_dim: int,
+        n_gates: int,
+        own_keys: bool,
+        **factory_kwargs,
     ):
         for name, size in (("d_model", d_model), ("kv_dim", kv_dim)):
             require(is_count(size), name, repr(size), "a positive integer")

@@ -269,7 +269,8 @@ def _boosted_parts(p: _Pass) -> dict[str, Cost]:
         "looks": more * p.look(p.narrow),
         "gate": more * gate,
         # The last estimate is kept for the output projection.
-        "elementwise": more * (residual + update) + p.rest(0, min(more, 1) * p.wide),
+        "elementwise": more * (residual + update)
+        + p.rest(0, min(more, 1) * p.wide),
     }
 
 # %% ../nbs/10_cost.ipynb #4846c07a

@@ -358,6 +358,41 @@ def test_a_zero_value_projection_leaves_a_trained_layer_and_learns_first():
         assert (weight.grad.abs().max() > 0) == name.startswith("value")
 
 
+def test_a_gate_keeps_its_start_where_modules_reset_themselves_and_can_be_given_it_back():
+    layer = GradientBoostedAttention(8, 2, rounds=3)
+    gates = [correction.gate for correction in layer.corrections]
+    start = lambda: not any(weight.any() for gate in gates for weight in gate.parameters())
+    layer.apply(lambda module: module.reset_parameters() if hasattr(module, "reset_parameters") else None)
+    assert start()
+    layer.apply(lambda module: nn.init.normal_(module.weight) if isinstance(module, nn.Linear) else None)
+    assert not start()  # it is a linear layer, and whoever draws all of these draws it
+    for gate in gates:
+        gate.reset_parameters()
+    assert start() and layer.query.weight.abs().max() > 1
+
+
+def test_a_fresh_gate_moves_no_number_that_is_drawn_after_it():
+    torch.manual_seed(0)
+    layer = GradientBoostedAttention(8, 2, rounds=3)
+    after = torch.rand(())
+    torch.manual_seed(0)
+    plain = MultiHeadAttention(8, 2)
+    assert torch.equal(plain.query.weight, layer.query.weight)
+    for correction in layer.corrections:
+        for name in ("query", "key", "value"):
+            linear = nn.Linear(8, 8)
+            nn.init.xavier_uniform_(linear.weight)
+            assert torch.equal(linear.weight, getattr(correction, name).weight)
+        nn.Linear(16, 8)
+    assert torch.rand(()) == after
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        drawn = torch.rand(())
+        torch.manual_seed(1)
+        layer.corrections[0].gate.reset_parameters()
+        assert torch.rand(()) == drawn
+
+
 def test_a_correction_without_keys_or_gate_has_none():
     bare = Correction(8, 8, 0, False)
     assert [name for name, _ in bare.named_parameters()] == ["query.weight", "query.bias"]
@@ -540,6 +575,26 @@ def runs(times, then=lambda value: value):
             lambda: GradientBoostedAttention(4, 2)(torch.zeros(1, 2, 4), context=torch.zeros(1, 3, 4)),
             "context: got a context; want None with kv_from='residual': a context has no residual",
         ),
+        (lambda: GradientBoostedAttention(4, 2, bias="False"), "bias: got 'False'; want True or False"),
+        (lambda: Correction(8, 8, 3, True), "n_gates: got 3; want 0 or a divisor of D = 8"),
+        (lambda: Correction(8, 8, 8, "False"), "own_keys: got 'False'; want True or False"),
+        (lambda: Correction(8, -8, 8, True), "kv_dim: got -8; want a positive integer"),
+        (lambda: gated("F", None, "c"), r"F: got str; want \(B, T, D\)"),
+        (
+            lambda: gated(torch.ones(1, 2, 4), None, torch.ones(1, 1, 4)),
+            r"c: got shape \(1, 1, 4\); want \(1, 2, 4\), as F",
+        ),
+        (
+            lambda: gated(torch.ones(1, 2, 4), torch.ones(1, 2, 3), torch.ones(1, 2, 4)),
+            r"g: got shape \(1, 2, 3\); want \(B, T, n\), n a divisor of D = 4",
+        ),
+        (lambda: alignment([1.0], torch.ones(1)), "correction: got list; want floating numbers of shape"),
+        (
+            lambda: alignment(torch.ones(2), torch.ones(2).long()),
+            "gradient: got shape .*; want floating numbers of shape",
+        ),
+        (lambda: functional_gradient(nn.Linear(2, 2), lambda: 0), "layer: got Linear; want an attention layer"),
+        (lambda: functional_gradient(GradientBoostedAttention(4, 2), 3), "loss: got 3; want a function"),
         (lambda: alignment(torch.ones(2, 3), torch.ones(3)), r"gradient: got shape \(3,\); want \(2, 3\)"),
         (lambda: runs(0), "loss: got 0 runs of the layer; want one run of it"),
         (lambda: runs(1, torch.Tensor.detach), "loss: got no such number; want one number with a graph"),

@@ -396,6 +396,10 @@ BAD = [
     (dict(context=0), "context: got 0; want None, or the number of its tokens"),
     (dict(past=-3), "past: got -3; want a number of tokens, 0 or more"),
     (dict(causal=1), "causal: got 1; want True or False"),
+    (dict(causal="False"), "causal: got 'False'; want True or False"),
+    (dict(count_masked="False"), "count_masked: got 'False'; want True or False"),
+    (dict(past=False), "past: got False; want a number of tokens, 0 or more"),
+    (dict(itemsize=4.0), "itemsize: got 4.0; want 2, 4 or 8 bytes a number"),
     (dict(context=4, causal=True), "context: got 4 tokens; want None with causal or past"),
     (dict(past=4), "causal: got False; want True with past tokens"),
     (dict(itemsize=3), "itemsize: got 3; want 2, 4 or 8 bytes a number"),
@@ -422,3 +426,18 @@ def test_errors_of_a_product(name):
         measure_machine(size=0)
     with pytest.raises(ValueError, match="^runs: got 0; want a positive integer$"):
         measure_machine(runs=0)
+    with pytest.raises(ValueError, match="^bias: got 'False'; want True or False$"):
+        linear_cost(2, 3, 4, bias="False")
+    with pytest.raises(ValueError, match="^cost: got int; want a Cost$"):
+        roofline_seconds(3, Machine(1.0, 1.0))
+    with pytest.raises(ValueError, match="^machine: got .*; want a Machine, of positive numbers$"):
+        roofline_seconds(Cost(), Machine(1.0, 0.0))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Cost() + 3
+
+
+def test_a_layer_made_causal_is_counted_so():
+    made, plain = MultiHeadAttention(4, 2, causal=True), MultiHeadAttention(4, 2)
+    for told in (dict(count_masked=False), dict(past=3)):
+        assert attention_cost(made, 5, **told) == attention_cost(plain, 5, causal=True, **told)
+    assert attention_cost(made, 5, causal=False, count_masked=False) == attention_cost(plain, 5, count_masked=False)

@@ -450,6 +450,17 @@ def test_a_placement_and_a_normaliser_of_your_own(monkeypatch):
     assert torch.equal(block(x), h + block.ffn_norm(block.ffn(h)))
 
 
+@pytest.mark.parametrize("attention", ["multi_head", "linear", "twicing", "boosted"])
+@torch.no_grad()
+def test_a_block_with_a_causal_attention_is_causal_unless_told(attention):
+    torch.manual_seed(0)
+    block, x = Block(8, 2, attention=attention, attention_options={"causal": True}), torch.randn(2, 5, 8)
+    plain = Block(8, 2, attention=attention)
+    plain.load_state_dict(block.state_dict())
+    assert torch.equal(block(x), plain(x, causal=True))
+    assert torch.equal(block(x, causal=False), plain(x))
+
+
 def test_attention_options_reach_the_layer():
     block = Block(
         8, 4, attention="boosted", attention_options=dict(rounds=3, kv_from="shared", n_kv_heads=2, dropout=0.1)
@@ -580,6 +591,18 @@ NO_ROW = "x: got a row that does not vary, or is not finite; want rows of finite
         (lambda: Block(8, 2, attention="soft"), "attention: got 'soft'; want one of multi_head, linear, "),
         (lambda: Block(8, 2, d_ffn=0), "d_ffn: got 0; want a positive integer or None"),
         (lambda: Block(8, 2, d_ffn=2.5), "d_ffn: got 2.5; want"),
+        (lambda: Block(8, 2, bias="False"), "bias: got 'False'; want True or False"),
+        (lambda: FeedForward(8, bias="False"), "bias: got 'False'; want True or False"),
+        (lambda: make_normalizer("layernorm", 8, bias="False"), "bias: got 'False'; want True or False"),
+        (lambda: make_normalizer("rmsnorm", 8, elementwise_affine=0), "elementwise_affine: got 0; want True or False"),
+        (
+            lambda: Block(8, 2, attention_options={"nope": 1}),
+            "attention_options: got 'nope'; want options that 'multi_head' takes: n_kv_heads, bias, ",
+        ),
+        (
+            lambda: Block(8, 2, attention="boosted", attention_options={"d_model": 1}),
+            "attention_options: got 'd_model'; want options that 'boosted' takes: rounds, kv_from, ",
+        ),
         (lambda: Block(8, 2, attention_options=3), "attention_options: got int; want a dict or None"),
         (lambda: Block(8, 2, dropout=1.0), "dropout: got 1.0; want a probability from 0 up to 1"),
         (lambda: Block(8, 3), "n_heads: got 3"),

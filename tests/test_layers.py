@@ -678,6 +678,206 @@ def test_dropout_drops_weights_while_training_and_scales_the_rest():
     assert (mean - wanted).abs().max() < 0.05 * wanted.abs().max()  # an unbiased estimate of the pass without dropout
 
 
+# ---- what others do to a layer: wrap, quantise, shard, trace ----
+
+
+class Wrapped(nn.Module):
+    """A linear layer within another module, as an adapter has it: no weight, no bias, one input."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_every_linear_layer_can_be_replaced_by_a_module_that_calls_it(kind):
+    layer, x = layer_of(kind), tokens()
+    wanted = layer(x, causal=True)
+    places = [
+        (parent, name)
+        for parent in layer.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear)
+    ]
+    for parent, name in places:
+        setattr(parent, name, Wrapped(getattr(parent, name)))
+    assert torch.equal(layer(x, causal=True), wanted)
+    assert all(getattr(parent, name).calls == 1 for parent, name in places)
+    cache = layer.make_cache(2, 7)
+    assert (decode(layer, x, [3, 4], cache) - wanted).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@torch.no_grad()
+def test_dynamic_quantisation_leaves_a_layer_that_runs(kind):
+    torch.manual_seed(0)
+    layer, x = make_attention(kind.split()[0], 32, H, **KINDS[kind]), tokens(dtype=torch.float32, d_model=32)
+    small = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear})
+    assert not isinstance(small.query, nn.Linear)
+    wanted = layer(x, causal=True)
+    assert (small(x, causal=True) - wanted).abs().max() < 0.1 * wanted.abs().max()
+
+
+def test_a_correction_is_called_so_that_hooks_and_checkpoints_see_it():
+    layer, x = layer_of("boosted 3 shared head"), tokens().requires_grad_()
+    rounds = []
+    for correction in layer.corrections:
+        correction.register_forward_hook(lambda module, args, output: rounds.append(output))
+    wanted = layer(x, causal=True)
+    trace = layer.explain(x, causal=True)
+    assert len(rounds) == 4
+    for hooked, explained in zip(rounds, trace.rounds[1:]):
+        assert (hooked.estimate - explained.estimate).abs().max() < EXACT
+        assert (hooked.correction - explained.correction).abs().max() < EXACT
+    gradients = torch.autograd.grad(wanted.square().sum(), [x, *layer.parameters()])
+    for correction in layer.corrections:
+        plain = correction.forward
+        correction.forward = lambda *a, plain=plain: torch.utils.checkpoint.checkpoint(plain, *a, use_reentrant=False)
+    again = layer(x, causal=True)
+    for a, b in zip(gradients, torch.autograd.grad(again.square().sum(), [x, *layer.parameters()])):
+        assert torch.equal(a, b)
+
+
+@pytest.fixture
+def one_process():
+    """A group of this process alone."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("needs torch.distributed with gloo")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kv_from", ["residual", "input", "shared"])
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # of operations in place, of which there are none
+def test_corrections_can_be_sharded(one_process, kv_from):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("needs torch.distributed.fsdp.fully_shard")
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    layer, x = layer_of(f"boosted 3 {kv_from} feature"), tokens()
+    whole = copy.deepcopy(layer)
+    for correction in layer.corrections:
+        fsdp.fully_shard(correction, mesh=mesh)
+    fsdp.fully_shard(layer, mesh=mesh)
+    outputs = [each(x, causal=True) for each in (layer, whole)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    for sharded, weight in zip(layer.parameters(), whole.parameters()):
+        assert torch.equal(sharded.grad.full_tensor(), weight.grad)
+
+
+@pytest.mark.parametrize(("kind", "options"), FEW_VARIANTS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@torch.no_grad()
+def test_layers_can_be_traced(kind, options, causal):
+    layer, x = layer_of(kind, causal=causal, **options), tokens()
+    assert torch.equal(torch.jit.trace(layer, (x,))(-x), layer(-x))
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_layers_can_be_made_empty(kind):
+    accelerate = pytest.importorskip("accelerate")
+    with accelerate.init_empty_weights():
+        layer = make_attention(kind.split()[0], 64, 4, **KINDS[kind])
+    assert {weight.device.type for weight in layer.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_half_of_the_features_do_not_pass_for_heads_of_half_the_width(kind):
+    """As a projection that is split over devices gives them."""
+    layer, x = layer_of(kind), tokens()
+    for name in ("query", "key", "value"):
+        whole, part = getattr(layer, name), nn.Linear(D, D // 2, dtype=torch.float64)
+        setattr(layer, name, part)
+        heads = "n_heads" if name == "query" else "n_kv_heads"
+        with pytest.raises(ValueError, match=f"{name}: got 4 features; want 8, {heads} · head_width"):
+            layer(x)
+        setattr(layer, name, whole)
+
+
+@torch.no_grad()
+def test_heads_split_over_two_devices_add_up_to_the_layer():
+    whole, x = layer_of("multi_head", rotary=100.0), tokens()
+    total = whole.out.bias.clone()
+    for half in (slice(0, D // 2), slice(D // 2, D)):
+        part = copy.deepcopy(whole)
+        part.n_heads, part.n_kv_heads = H // 2, H // 2
+        for linear in (part.query, part.key, part.value):
+            linear.weight, linear.bias = nn.Parameter(linear.weight[half]), nn.Parameter(linear.bias[half])
+        part.out.weight, part.out.bias = nn.Parameter(part.out.weight[:, half]), None
+        total = total + part(x, causal=True)
+    assert (total - whole(x, causal=True)).abs().max() < EXACT
+
+
+# ---- causal, where the layer is made ----
+
+
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@torch.no_grad()
+def test_a_layer_made_causal_is_causal_unless_told(kind, options):
+    layer, plain, x = layer_of(kind, causal=True, **options), layer_of(kind, **options), tokens()
+    assert torch.equal(layer(x), plain(x, causal=True))
+    assert torch.equal(layer.explain(x).output, plain.explain(x, causal=True).output)
+    assert torch.equal(layer(x, causal=False), plain(x))
+    cache = layer.make_cache(2, 7)
+    decoded = torch.cat([layer(part, cache=cache) for part in x.split([3, 1, 3], dim=1)], dim=1)
+    assert (decoded - layer(x)).abs().max() < EXACT
+    assert "causal=True" in repr(layer) and "causal" not in repr(plain)
+
+
+@pytest.mark.parametrize("kind", CROSS)
+@torch.no_grad()
+def test_a_layer_made_causal_must_be_told_of_a_context(kind):
+    layer, x, context = layer_of(kind, causal=True), tokens(), tokens(2, 5)
+    with pytest.raises(ValueError, match="causal: got True; want False with a context"):
+        layer(x, context=context)
+    assert torch.equal(layer(x, context=context, causal=False), layer_of(kind)(x, context=context))
+
+
+# ---- what could be misread ----
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_a_mask_that_could_be_of_queries_or_of_sequences_is_refused(kind):
+    layer, x = layer_of(kind), tokens(4, 4)
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    for method in (layer, layer.explain):
+        with pytest.raises(
+            ValueError, match=r"mask: got shape \(4, 4\), which is \(T, S\) and \(B, S\), as B = T; want"
+        ):
+            method(x, mask=mask)
+    of_queries, of_sequences = layer(x, mask=mask[None, None]), layer(x, mask=mask[:, None, None])
+    for b in range(4):
+        assert (of_queries[b] - layer(x[b : b + 1], mask=mask)[0]).abs().max() < EXACT
+        assert (of_sequences[b] - layer(x[b : b + 1], mask=mask[b : b + 1])[0]).abs().max() < EXACT
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", FEW_SOFTMAX)
+def test_zeros_and_ones_are_not_added_to_the_scores(kind):
+    layer, x = layer_of(kind), tokens()
+    ones = torch.ones(7, 7, dtype=torch.float64)
+    for method in (layer, layer.explain):
+        with pytest.raises(ValueError, match=r"mask: got floats that are all 0 or 1; want mask.bool\(\) for"):
+            method(x, mask=ones.tril())
+    for harmless in (ones, 0 * ones, 2 * ones.tril(), ones.tril().requires_grad_()):
+        layer(x, mask=harmless)
+    several = torch.stack([ones.tril(), ones.triu()])
+    assert vmap(lambda mask: layer(x, mask=mask))(several).shape == (2, 2, 7, D)  # it cannot look at numbers
+
+
 # ---- errors that all layers share ----
 
 
@@ -689,6 +889,10 @@ def test_dropout_drops_weights_while_training_and_scales_the_rest():
         ({"n_heads": 3}, "n_heads: got 3; want a divisor of d_model = 8"),
         ({"n_kv_heads": 3}, "n_kv_heads: got 3; want a divisor of n_heads = 4"),
         ({"n_kv_heads": 0}, "n_kv_heads: got 0; want a divisor of n_heads = 4"),
+        ({"bias": "False"}, "bias: got 'False'; want True or False"),
+        ({"bias": 1}, "bias: got 1; want True or False"),
+        ({"causal": "False"}, "causal: got 'False'; want True or False"),
+        ({"wings": 2}, "options: got 'wings'; want options that '.*' takes: .*n_kv_heads, .*causal"),
         ({"dropout": 1.0}, "dropout: got 1.0; want a probability from 0 up to 1"),
         ({"dropout": -0.1}, "dropout: got -0.1; want a probability"),
         ({"dropout": False}, "dropout: got False; want a probability"),
@@ -718,6 +922,7 @@ def test_bad_options_are_named(name, options, sentence):
         ({"x": torch.ones(2, 7, D, device="meta")}, "x: got device meta; want cpu, as the weights"),
         ({"context": torch.ones(2, 5, D)}, "context: got dtype torch.float32; want torch.float64, as the weights"),
         ({"causal": 1}, "causal: got 1; want True or False"),
+        ({"causal": "False"}, "causal: got 'False'; want True or False"),
         ({"mask": [True]}, "mask: got list; want a tensor of torch.bool"),
         ({"mask": torch.ones(7, 7, dtype=torch.int64)}, "mask: got dtype torch.int64; want a tensor of torch.bool"),
         ({"mask": torch.ones(7, 6) > 0}, r"mask: got shape \(7, 6\); want \(T, S\) = \(7, 7\) or \(B, H, T, S\)"),
