@@ -277,9 +277,8 @@ class GradientBoostedAttention(MultiHeadAttention):
         source = None if self.kv_from == "residual" else p.source
         for m, correction in enumerate(self.corrections, start=1):
             attention = partial(self._attention_of, p, str(m), k, v)
-            done = correction(p.x, F, attention, source)
-            F = done.estimate
-            self._note(p, **done._asdict())
+            A, r, c, g, F = correction(p.x, F, attention, source)
+            self._note(p, weights=A, residual=r, correction=c, gate=g, estimate=F)
         return F
 
     def _attention_of(
