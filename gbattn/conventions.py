@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'COLOURS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'check_flag', 'check_tensors',
-           'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder', 'Record', 'load_records',
-           'quote', 'put_to_test']
+           'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder', 'Record',
+           'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -275,6 +275,16 @@ def check_tensors(
                 "finite entries",
             )
     return sizes
+
+
+def read_json(path: Path, want: str) -> object:
+    """The JSON of a file; one that is missing, no JSON, or nested too deep is refused by its name."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        require(
+            False, str(path), f"{type(error).__name__}: {str(error)[:200]}", want
+        )
 
 # %% ../nbs/00_conventions.ipynb #fbbdda04
 def seed_everything(seed: int) -> torch.Generator:

@@ -30,15 +30,17 @@ from gbattn.attention import (
     _wide,
     padding_mask,
 )
-from .blocks import Block, make_normalizer
+from .blocks import Block, _check_features, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
     _check_folder,
     _check_packages,
     _in_eval_mode,
+    check_flag,
     is_count,
     is_integer,
     is_number,
+    read_json,
     require,
 )
 from .cost import Cost, attention_cost, linear_cost
@@ -66,6 +68,11 @@ def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> N
         also = "" if blank is None else f", or {blank}"
         want = f"numbers from 0 to {size - 1}{also}"
         require(0 <= low and high < size, name, f"{low} to {high}", want)
+
+
+def _check_reduction(reduction: str) -> None:
+    known = isinstance(reduction, str) and reduction in ("mean", "sum")
+    require(known, "reduction", repr(reduction), "'mean' or 'sum'")
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 def next_token_loss(
@@ -108,6 +115,9 @@ def next_token_loss(
     precision that needs gradients is widened to float32 for it where D is at most
     256, and at most N: it saves memory there, and at D = 64 time. Source: chapter 13.
     """
+    for name, x in (("h", h), ("weight", weight), ("targets", targets)):
+        tensor = isinstance(x, torch.Tensor)
+        require(tensor, name, type(x).__name__, "a torch.Tensor")
     if not (
         h.ndim == weight.ndim == 2
         and targets.ndim == 1
@@ -117,13 +127,20 @@ def next_token_loss(
         got = [tuple(x.shape) for x in (h, weight, targets)]
         want = "shapes (N, D), (V, D) and (N,)"
         require(False, "h, weight, targets", f"shapes {got}", want)
+    for name, x in (("weight", weight), ("targets", targets)):
+        got, want = f"device {x.device}", f"{h.device}, as h"
+        require(x.device == h.device, name, got, want)
+    floating = h.is_floating_point()
+    require(floating, "h", f"dtype {h.dtype}", "a floating dtype")
+    dtype = _compute_dtype(h.device, h.dtype)
+    same = weight.is_floating_point()
+    same = same and _compute_dtype(h.device, weight.dtype) == dtype
+    require(same, "weight", f"dtype {weight.dtype}", f"{h.dtype}, as h")
     long = targets.dtype == torch.int64
     require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
-    known = reduction in ("mean", "sum")
-    require(known, "reduction", repr(reduction), "'mean' or 'sum'")
+    _check_reduction(reduction)
     _check_numbers("targets", targets, weight.shape[0], blank=-100)
     rows = 256 if h.device.type == "cpu" else 2048
-    dtype = _compute_dtype(h.device, h.dtype)
     # It would forget a tangent, and cut an exported length into chunks.
     full = not (_is_exporting() or _has_tangent(h, weight))
     if full and dtype != _wide(dtype):
@@ -165,10 +182,6 @@ _PER_LAYER = (
     "d_ffn",
     "dropout",
 )
-
-
-def _check_switch(name: str, switch: object) -> None:
-    require(isinstance(switch, bool), name, repr(switch), "True or False")
 
 
 def _named_options(name: str, options: object, known: tuple[str, ...]) -> None:
@@ -258,12 +271,13 @@ class ModelConfig:
             object.__setattr__(self, name, int(size))  # NumPy's are not for JSON
         if is_integer(self.d_ffn):
             object.__setattr__(self, "d_ffn", int(self.d_ffn))
-        known = self.positions in ("learned", "rotary")
+        known = isinstance(self.positions, str)
+        known = known and self.positions in ("learned", "rotary")
         require(known, "positions", repr(self.positions), "'learned' or 'rotary'")
         for name in ("tie_embeddings", "bias"):
-            _check_switch(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
         if self.final_norm is not None:
-            _check_switch("final_norm", self.final_norm)
+            check_flag("final_norm", self.final_norm)
         good = is_number(self.init_std) and self.init_std > 0
         require(good, "init_std", repr(self.init_std), "a finite positive number")
         _check_probability("dropout", self.dropout)
@@ -300,8 +314,10 @@ class ModelConfig:
         own = json.loads(_as_json("overrides", layers))
         own = {int(layer): own[layer] for layer in sorted(own, key=int)}
         object.__setattr__(self, "overrides", own)
+        # One of those that do not differ stands for them all, however many they are.
+        alike = (layer for layer in range(self.n_layers) if layer not in own)
         seen = []
-        for layer in range(self.n_layers):
+        for layer in sorted({*own, next(alike, 0)}):
             if (options := self._block_options(layer)) not in seen:
                 seen.append(options)
                 self._check_layer(layer, options)
@@ -334,9 +350,14 @@ class ModelConfig:
             want = "'learned', or attention_options={'feature_map': 'identity'}"
             require(fits, "positions", got, want)
         try:
+            rows = max(self.vocab_size, self.max_length)
+            torch.empty(rows, self.d_model, device="meta")  # the tables
             Block(self.d_model, self.n_heads, **options, device="meta")
-        except RuntimeError as error:  # of torch, when bytes overflow
-            got = f"sizes that torch refuses ({error})"
+        except (RuntimeError, TypeError) as error:  # of torch, when bytes overflow
+            said = str(error).splitlines()[0]
+            if isinstance(error, TypeError) and "Overflow" not in said:
+                raise
+            got = f"sizes that torch refuses ({said})"
             require(False, "config", got, "smaller ones")
 
     @property
@@ -369,13 +390,34 @@ class ModelConfig:
 def _as_json(name: str, options: dict) -> str:
     try:
         return json.dumps(options, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         require(False, name, str(error), "what JSON can write")
 
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 #| code-fold: true
 def _check_seed(seed: int) -> None:
     require(is_integer(seed), "seed", repr(seed), "an integer")
+
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def _check_dtype(argument: str, got: str, dtype: torch.dtype) -> None:
+    want = "torch.float64, torch.float32, torch.bfloat16 or torch.float16"
+    known = isinstance(dtype, torch.dtype) and dtype in _DTYPES
+    require(known, argument, got, want)
+
+
+def _device_of_weights(device, dtype) -> torch.device:
+    """Where torch puts new weights: the default device, or what a context such as
+    accelerate's `init_empty_weights` makes of any."""
+    if dtype is not None:
+        _check_dtype("dtype", repr(dtype), dtype)
+    try:
+        return nn.LayerNorm(1, device=device).weight.device
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        got, want = f"{device!r} ({error})", "a device that torch has here"
+        require(False, "device", got, want)
 
 
 def _seed_of(seed: int, name: str) -> int:
@@ -403,7 +445,8 @@ class LanguageModel(nn.Module):
     Raises
     ------
     ValueError
-        For a config that is none, or a seed that is no integer.
+        For a config that is none, a seed that is no integer, a device that is not
+        there, or a dtype that is not of 64, 32 or 16 floating bits.
 
     Notes
     -----
@@ -421,6 +464,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         good = isinstance(config, ModelConfig)
         require(good, "config", type(config).__name__, "a ModelConfig")
+        device = _device_of_weights(device, dtype)
         super().__init__()
         self.config = config
         D, V = config.d_model, config.vocab_size
@@ -439,8 +483,7 @@ class LanguageModel(nn.Module):
         self.head = None
         if not config.tie_embeddings:
             self.head = nn.Linear(D, V, bias=False, **made)
-        device = torch.get_default_device() if device is None else device
-        if torch.device(device).type != "meta":
+        if device.type != "meta":
             self.to_empty(device=device)
             self._fill_empty(seed)
 
@@ -512,6 +555,11 @@ class LanguageModel(nn.Module):
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return what the head reads in a stream h (…, D): logits (…, V)."""
+        _check_features("h", h, self.config.d_model)
+        self._check_device("h", h)
+        dtypes = [_compute_dtype(h.device, x.dtype) for x in (h, self.head_weight)]
+        want = f"{self.head_weight.dtype}, as the model"
+        require(dtypes[0] == dtypes[1], "h", f"dtype {h.dtype}", want)
         return nnf.linear(self.final_norm(h), self.head_weight)
 
     def forward(
@@ -523,6 +571,7 @@ class LanguageModel(nn.Module):
         mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: list[KeyValueCache] | None = None,
+        logits_to_keep: int | None = None,
     ) -> torch.Tensor:
         """Return logits or, given targets, the loss.
 
@@ -542,12 +591,14 @@ class LanguageModel(nn.Module):
         cache : list, optional
             One for each block, from `make_caches`. Then the tokens follow those in
             it.
+        logits_to_keep : int, optional
+            Compute the logits of only so many tokens, the last ones; of all by default.
 
         Returns
         -------
         torch.Tensor
-            Logits, shape (B, T, V); or the loss in nats, one number, float32 at
-            least.
+            Logits, shape (B, T, V), or (B, logits_to_keep, V); or the loss in nats,
+            one number, float32 at least.
 
         Raises
         ------
@@ -556,9 +607,17 @@ class LanguageModel(nn.Module):
             and targets are looked at on a CPU only.
         """
         self._check_tokens("tokens", tokens)
+        _check_reduction(reduction)
         if targets is not None:  # all before the caches hear of the tokens
             self._check_targets(targets, tokens)
+        if logits_to_keep is not None:
+            fits = targets is None and is_count(logits_to_keep)
+            if not (fits and logits_to_keep <= tokens.shape[1]):
+                want = f"None or, without targets, 1 to {tokens.shape[1]}"
+                require(False, "logits_to_keep", repr(logits_to_keep), want)
         h = self._stream(tokens, mask, positions, cache)
+        if logits_to_keep is not None:
+            h = h[:, -logits_to_keep:]
         if targets is None:
             return self.logits(h)
         h = self.final_norm(h).flatten(0, 1)  # (B·T, D)
@@ -600,10 +659,10 @@ class LanguageModel(nn.Module):
             require(False, "cache", got, want)
         if cache is not None:
             held = [one.length for one in caches]
-            want = "one number: a pass that failed leaves caches of no use"
-            require(
-                len({*held}) == 1, "cache", f"{held} tokens in its layers", want
-            )
+            # A set, or a sentence, of the lengths would tie a compiled program to them.
+            if not all(length == held[0] for length in held):
+                want = "one number: a pass that failed leaves caches of no use"
+                require(False, "cache", f"{held} tokens in its layers", want)
         h = self.token_embedding(tokens)  # (B, T, D)
         if self.position_embedding is not None:
             past = 0 if cache is None else cache[0].length
@@ -703,7 +762,10 @@ class LanguageModel(nn.Module):
         The tokens are the same with a cache and without, in a batch and alone, but
         for the rounding of products, which may part a draw now and then in float32,
         more often in half precision, and practically never in float64.
-        Dropout is off meanwhile. Source: chapter 13.
+        Dropout is off meanwhile. Every pass calls the model, so hooks run, and after
+        ``model.compile()``, which works in place, the compiled model decodes; the
+        ``generate`` of ``torch.compile(model)`` is that of the model as it was. Source:
+        chapter 13.
         """
         self._check_generate(prompt, max_new_tokens, lengths, cache, end)
         lengths = None if lengths is None else lengths.long()  # they will grow
@@ -717,8 +779,7 @@ class LanguageModel(nn.Module):
         with _in_eval_mode(self):
             for step in range(max_new_tokens):
                 seen = _padded(lengths, step, tokens.shape[1], unread.shape[1])
-                h = self._stream(unread, **seen, cache=caches)[:, -1]  # (B, D)
-                logits = self.logits(h)
+                logits = self(unread, **seen, cache=caches, logits_to_keep=1)[:, -1]
                 # The largest is NaN if any is. It is asked for at the end alone: to
                 # look at each would make a GPU wait for Python.
                 sound = sound & (logits.amax(-1).isfinite() | ended)
@@ -744,7 +805,7 @@ class LanguageModel(nn.Module):
         self._check_tokens("prompt", prompt)
         want, got = "a positive integer", repr(max_new_tokens)
         require(is_count(max_new_tokens), "max_new_tokens", got, want)
-        _check_switch("cache", cache)
+        check_flag("cache", cache)
         (B, T), room = prompt.shape, self.config.max_length
         if lengths is not None:
             if isinstance(lengths, torch.Tensor):
@@ -780,8 +841,8 @@ class LanguageModel(nn.Module):
         Notes
         -----
         The weights carry the config and a checksum, so a folder of which only one
-        file is new is found out. Nothing in either file can run code. Source:
-        chapter 13.
+        file is new is found out. Equal models make equal files. Nothing in either
+        file can run code. Source: chapter 13.
         """
         _check_packages("train", "safetensors")
         from safetensors.torch import save
@@ -790,7 +851,7 @@ class LanguageModel(nn.Module):
         _check_folder("folder", folder)
         weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
         plan = type(self)(self.config, device="meta")
-        _check_shapes("model", weights, plan, "as its config says")
+        _check_weights("model", weights, plan, "as its config says")
         places = {}
         for name, weight in weights.items():
             there = not weight.is_meta
@@ -801,11 +862,13 @@ class LanguageModel(nn.Module):
             want = "weights of their own, or a config with tie_embeddings=True"
             require(first == name, "model", f"{first} and {name} as one", want)
         folder.mkdir(parents=True, exist_ok=True)
-        config = json.dumps(self.config.to_dict(), indent=1)
+        config = self.config.to_dict()
         facts = dict(format=_FORMAT, config=config, sha256=_checksum(weights))
-        readable = json.dumps({"format": _FORMAT} | self.config.to_dict(), indent=1)
+        # In one entry: safetensors writes several in another order each time.
+        metadata = {"gbattn": json.dumps(facts, sort_keys=True)}
+        readable = json.dumps({"format": _FORMAT} | config, indent=1)
         for name, content in (
-            ("model.safetensors", save(weights, metadata=facts)),
+            ("model.safetensors", save(weights, metadata=metadata)),
             ("config.json", readable.encode() + b"\n"),
         ):
             draft = folder / f"{name}.draft-{uuid.uuid4().hex[:8]}"
@@ -841,11 +904,11 @@ class LanguageModel(nn.Module):
             When a file is missing, damaged, of another program or of another model.
         """
         folder = _as_path(folder)
-        config = _read_config(folder)
-        weights = _read_weights(folder, config)
+        _device_of_weights(device, dtype)
+        config, weights = _read_files(folder)
         model = cls(config, device="meta")
         path = str(folder / "model.safetensors")
-        _check_shapes(path, weights, model, "as config.json says")
+        _check_weights(path, weights, model, "as config.json says")
         if {name for name, _ in model.named_buffers()} - {*weights}:
             # Buffers that no file holds: reset_parameters knows them.
             dtype_of = weights["token_embedding.weight"].dtype
@@ -901,7 +964,10 @@ def next_token_probabilities(
     """
     _check_sampling(temperature, top_k, top_p)
     good = isinstance(logits, torch.Tensor) and logits.ndim > 0
-    _wanted(good, "logits", logits, lambda: "numbers of shape (…, V)")
+    good = good and logits.shape[-1] > 0
+    _wanted(good, "logits", logits, lambda: "numbers of shape (…, V) with V ≥ 1")
+    floating = logits.is_floating_point()
+    require(floating, "logits", f"dtype {logits.dtype}", "a floating dtype")
     logits = logits.to(_wide(logits.dtype))
     V = logits.shape[-1]
     if temperature == 0:
@@ -910,7 +976,7 @@ def next_token_probabilities(
     # The largest becomes 0 first: a low temperature must not make it infinite.
     # And one below what the dtype can hold would divide by 0.
     tiny = torch.finfo(ranked.dtype).tiny
-    ranked = (ranked - ranked[..., :1]) / max(temperature, tiny)
+    ranked = (ranked - ranked[..., :1]) / max(float(temperature), tiny)
     ranked = ranked[..., : top_k or V].softmax(-1)
     if top_p is not None and top_p < 1:  # a rounded sum reaches 1 too early
         before = ranked.cumsum(-1) - ranked  # what the more probable ones hold
@@ -958,7 +1024,7 @@ def _padded(lengths, step: int, S: int, T: int) -> dict:
 
 # %% ../nbs/13_language_model.ipynb #07f72e84
 #| code-fold: true
-_FORMAT = "gbattn language model 1"
+_FORMAT = "gbattn language model 2"
 
 
 def _checksum(weights: dict[str, torch.Tensor]) -> str:
@@ -973,39 +1039,64 @@ def _checksum(weights: dict[str, torch.Tensor]) -> str:
 def _as_path(folder: str | Path) -> Path:
     good = isinstance(folder, str | Path)
     require(good, "folder", type(folder).__name__, "a path")
+    require(folder != "", "folder", "''", "a path; the current folder is '.'")
     return Path(folder)
 
 
-def _check_shapes(argument: str, weights: dict, model: nn.Module, why: str) -> None:
-    """Whether weights have the names and shapes of a model's."""
+def _check_weights(
+    argument: str, weights: dict, model: nn.Module, why: str
+) -> None:
+    """Whether weights have the names and shapes of a model's, and dtypes to compute
+    in."""
     want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
     got = {name: tuple(w.shape) for name, w in weights.items()}
     wrong = [n for n in {**want, **got} if want.get(n) != got.get(n)][:1]
     what = lambda sizes: f"{wrong[0]} {sizes.get(wrong[0], 'missing')}"
     if wrong:
         require(False, argument, what(got), f"{what(want)}, {why}")
+    for name, weight in weights.items():
+        _check_dtype(argument, f"{name} of {weight.dtype}", weight.dtype)
 
 
-def _read_config(folder: Path) -> ModelConfig:
-    path = folder / "config.json"
-    want = "a folder from save_pretrained"
+def _read_files(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    path, want = folder / "config.json", "a folder from save_pretrained"
     require(path.is_file(), str(folder), "no config.json in it", want)
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        require(
-            False, str(path), f"no JSON ({error})", "what save_pretrained wrote"
-        )
+    found = read_json(path, "what save_pretrained wrote")
     ours = isinstance(found, dict) and found.pop("format", None) == _FORMAT
     want = f'"format": "{_FORMAT}"'
     require(ours, str(path), "the file of another program or version", want)
+    saved, weights = _read_weights(folder)
+    _check_counts(path, found, weights)
     try:
-        return ModelConfig.from_dict(found)
-    except (TypeError, ValueError) as error:
+        config = ModelConfig.from_dict(found)
+    except (RecursionError, TypeError, ValueError) as error:
         require(False, str(path), str(error), "what save_pretrained wrote")
+    path = folder / "model.safetensors"
+    got = "the weights of another config than that in config.json"
+    want = "the two files of one save_pretrained"
+    require(saved == config.to_dict(), str(path), got, want)
+    return config, weights
 
 
-def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+def _check_counts(path: Path, found: dict, weights: dict) -> None:
+    """Whether there can be weights for all blocks and rounds: to build billions, and
+    miss their weights then, would take for ever."""
+    overrides = found.get("overrides")
+    changes = overrides.values() if isinstance(overrides, dict) else ()
+    changes = [part for part in changes if isinstance(part, dict)]
+    for layer in (found, *(found | part for part in changes)):
+        counts = {"n_layers": layer.get("n_layers")}
+        inner = layer.get("attention_options")
+        if layer.get("attention") == "boosted" and isinstance(inner, dict):
+            counts["rounds"] = inner.get("rounds")
+        for name, count in counts.items():
+            fits = not is_integer(count) or count <= len(weights)
+            want = f"at most {len(weights)}, the weights in model.safetensors"
+            require(fits, str(path), f"{name} = {count}", want)
+
+
+def _read_weights(folder: Path) -> tuple[object, dict[str, torch.Tensor]]:
+    """The config in the file of the weights, and these."""
     _check_packages("train", "safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -1014,24 +1105,20 @@ def _read_weights(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
     require(path.is_file(), str(folder), "no model.safetensors in it", want)
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+            metadata = file.metadata() or {}
             # Copies: a tensor of the file would change when the file does.
             weights = {name: file.get_tensor(name).clone() for name in file.keys()}
-    except SafetensorError as error:
+    except (OSError, RuntimeError, SafetensorError, TypeError) as error:
         require(False, str(path), f"a damaged file ({error})", want)
-    got = "the file of another program or version"
-    require(facts.get("format") == _FORMAT, str(path), got, want)
+    try:
+        facts = json.loads(metadata.get("gbattn", "null"))
+    except (RecursionError, ValueError) as error:
+        require(False, str(path), f"a damaged file (its metadata: {error})", want)
+    ours = isinstance(facts, dict) and facts.get("format") == _FORMAT
+    require(ours, str(path), "the file of another program or version", want)
     whole = facts.get("sha256") == _checksum(weights)
     require(whole, str(path), "weights that do not add up to their checksum", want)
-    try:
-        saved = json.loads(facts["config"])
-    except (KeyError, ValueError) as error:
-        got = f"a damaged file (its config: {error!r})"
-        require(False, str(path), got, want)
-    same = saved == config.to_dict()
-    got = "the weights of another config than that in config.json"
-    require(same, str(path), got, "the two files of one save_pretrained")
-    return weights
+    return facts.get("config"), weights
 
 # %% ../nbs/13_language_model.ipynb #cf58a870
 class ParameterCount(NamedTuple):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 import subprocess
@@ -611,6 +612,109 @@ def test_it_compiles_whole_for_any_length(kind, positions):
         torch.testing.assert_close(compiled(tokens, tokens), model(tokens, tokens))
 
 
+@pytest.mark.parametrize(
+    ("kind", "positions", "padded"),
+    [
+        ("multi_head", "learned", False),
+        ("linear", "learned", False),
+        ("linear", "learned", True),
+        ("twicing", "learned", False),
+        ("boosted", "learned", True),
+        ("boosted", "rotary", False),
+    ],
+)
+@torch.no_grad()
+def test_decoding_compiles_to_two_graphs(kind, positions, padded):
+    """One for the prompt and one for a token, wherever it stands."""
+    torch._dynamo.reset()
+    model, seen, made = LanguageModel(config_of(kind, positions, max_length=32)).eval(), tokens_of(2, 5), []
+    wanted = model.generate(seen, 24, temperature=0)
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    compiled, caches, unread = torch.compile(model, backend=backend, fullgraph=True), model.make_caches(2, 32), seen
+    for step in range(24):
+        lengths = torch.tensor([5, 5]) if padded else None
+        how = language_model._padded(lengths, step, seen.shape[1], unread.shape[1])
+        unread = compiled(unread, cache=caches, **how)[:, -1].argmax(-1)[:, None]
+        seen = torch.cat([seen, unread], dim=1)
+    assert len(made) == 2 and torch.equal(seen, wanted)
+
+
+def test_the_last_logits():
+    model, tokens = model_of("boosted", final_norm=False), tokens_of()
+    for n in (1, 4, 9):
+        assert torch.allclose(model(tokens, logits_to_keep=n), model(tokens)[:, -n:], atol=1e-12)
+    with torch.no_grad():
+        flops = [count_flops(model, tokens, logits_to_keep=n) for n in (1, 9)]
+    assert flops[1] - flops[0] == 2 * 3 * 8 * 8 * V  # of 3 sequences, the head of 8 tokens that nobody wants
+
+
+class Stubborn(LanguageModel):
+    """It always says token 3."""
+
+    def forward(self, tokens, targets=None, **options):
+        return super().forward(tokens, targets, **options).index_fill(-1, torch.tensor([3]), 1e9)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_generate_calls_the_model(cache):
+    config, tokens = config_of("boosted"), tokens_of(2, 4)
+    model, shapes = LanguageModel(config).eval(), []
+    wanted = model.generate(tokens, 8, cache=cache)
+    handle = model.register_forward_hook(lambda module, args, output: shapes.append(tuple(output.shape)))
+    assert torch.equal(model.generate(tokens, 8, cache=cache), wanted)
+    assert shapes == 8 * [(2, 1, V)]
+    handle.remove()
+    model.register_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    assert not torch.equal(model.generate(tokens, 8, cache=cache), wanted)
+    assert (Stubborn(config).generate(tokens, 8, cache=cache)[:, 4:] == 3).all()
+
+
+def test_a_compiled_model_generates_compiled():
+    torch._dynamo.reset()
+    model, tokens, calls = LanguageModel(config_of("boosted")).eval(), tokens_of(2, 4), []
+    wanted = model.generate(tokens, 8)
+
+    def backend(graph, inputs):
+        return lambda *inputs: calls.append(1) or graph.forward(*inputs)
+
+    model.compile(backend=backend, fullgraph=True)
+    assert torch.equal(model.generate(tokens, 8), wanted) and len(calls) == 8
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_sharded_model_generates(tied):
+    distributed = torch.distributed
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("torch without FSDP2")
+    model, tokens = LanguageModel(config_of("boosted", tie_embeddings=tied)), tokens_of(2, 4)
+    wanted = model.generate(tokens, 8)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        for part in (*model.blocks, model):
+            fsdp.fully_shard(part, mesh=mesh)
+        for cache in (True, False):
+            assert torch.equal(model.generate(tokens, 8, cache=cache), wanted)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_model_without_memory_under_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+    config, state = config_of("boosted"), torch.get_rng_state()
+    with accelerate.init_empty_weights():
+        model = LanguageModel(config)
+    assert all(p.is_meta for p in model.parameters()) and torch.equal(torch.get_rng_state(), state)
+    model.to_empty(device="cpu").reset_parameters(5)
+    assert all(map(torch.equal, model.parameters(), LanguageModel(config, seed=5).parameters()))
+
+
 @pytest.mark.parametrize("norm", ["pre", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -1126,6 +1230,8 @@ def test_paths_that_are_no_folder(tmp_path):
     for use in (MODEL.save_pretrained, LanguageModel.from_pretrained):
         with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
             use(None)
+        with pytest.raises(ValueError, match="folder: got ''; want a path; the current folder is '.'"):
+            use("")
 
 
 @pytest.fixture
@@ -1187,6 +1293,97 @@ def test_a_flipped_bit_in_the_header(tmp_path):
     assert {"a damaged file (Erro", "a damaged file (its ", "the file of another ", "the weights of anoth"} <= set(said)
 
 
+def test_equal_models_make_equal_files(tmp_path):
+    """In one process, and in another whose dicts are ordered otherwise."""
+    model = LanguageModel(config_of("mixed"), seed=4)
+    files = set()
+    for _ in range(8):
+        model.save_pretrained(tmp_path)
+        files.add(tuple((tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")))
+    code = (
+        "import sys; from gbattn.language_model import LanguageModel, ModelConfig\n"
+        f"LanguageModel(ModelConfig.from_dict({model.config.to_dict()}), seed=4).save_pretrained(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env=os.environ | {"PYTHONHASHSEED": "3"})
+    files.add(tuple((tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")))
+    assert len(files) == 1
+
+
+def rewrite(folder, config, weights, metadata=None):
+    """Files from elsewhere, with a checksum that fits."""
+    from safetensors.torch import save_file
+
+    facts = dict(format=language_model._FORMAT, config=config, sha256=language_model._checksum(weights))
+    metadata = json.dumps(facts) if metadata is None else metadata
+    save_file(weights, folder / "model.safetensors", metadata={"gbattn": metadata})
+    (folder / "config.json").write_text(json.dumps({"format": language_model._FORMAT} | config))
+
+
+WRONG = [
+    None, True, -1, 0, 1.5, 10**9, 2**31, 2**62, 2**64, 10**400, math.nan, math.inf, "False", "8", "", [], [1],
+    {"a": 1}, {"rounds": 10**9}, {"rounds": "2"}, {"n_kv_heads": 2**64}, {"rotary": 10**400}, {"0": 3}, {"5": {}},
+    {"00": {}, "0": {}}, {"9" * 5000: {}}, {"0": {"d_ffn": 10**30}}, {"0": {"norm": []}},
+    {"0": {"attention": "linear"}}, {"0": {"attention_options": {"rounds": 10**9}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", config_of().to_dict())
+def test_a_config_from_elsewhere(tmp_path, field):
+    """Whatever a field holds, it is read or the file is named, at once."""
+    model = LanguageModel(config_of("boosted"))
+    whole = model.config.to_dict()
+    for wrong in WRONG:
+        rewrite(tmp_path, whole | {field: wrong}, model.state_dict())
+        try:
+            LanguageModel.from_pretrained(tmp_path)
+        except ValueError as error:
+            assert str(error).startswith(str(tmp_path)), error
+        else:  # of those that change no shape
+            assert field in ("d_ffn", "dropout", "final_norm", "init_std", "tie_embeddings", "bias"), wrong
+    rewrite(tmp_path, whole | dict(n_layers=10**12), model.state_dict())
+    refuses(tmp_path, "config.json: got n_layers = 1000000000000; want at most")
+
+
+def test_weights_of_a_dtype_that_no_model_computes_in(tmp_path):
+    model = LanguageModel(config_of())
+    config, weights = model.config.to_dict(), model.state_dict()
+    for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        rewrite(tmp_path, config, weights | {"blocks.1.ffn.up.bias": weights["blocks.1.ffn.up.bias"].to(dtype)})
+        refuses(tmp_path, f"model.safetensors: got blocks.1.ffn.up.bias of {dtype}; want torch.float64, torch.float32")
+    model.final_norm.double()  # one dtype is not asked for
+    model.save_pretrained(tmp_path)
+    assert LanguageModel.from_pretrained(tmp_path).final_norm.weight.dtype == F64
+    with pytest.raises(ValueError, match="model: got .* of torch.float8_e4m3fn; want torch.float64"):
+        model.to(torch.float8_e4m3fn).save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ("[" * 100_000, "a damaged file (its metadata: maximum recursion depth"),
+        ("{", "a damaged file (its metadata: "),
+        ("[]", "the file of another program or version"),
+        ('{"format": ["gbattn language model 2"]}', "the file of another program or version"),
+        ('{"format": "gbattn language model 2", "sha256": 3}', "weights that do not add up to their checksum"),
+    ],
+)
+def test_metadata_from_elsewhere(tmp_path, metadata, said):
+    model = LanguageModel(config_of())
+    rewrite(tmp_path, model.config.to_dict(), model.state_dict(), metadata)
+    refuses(tmp_path, f"model.safetensors: got {said}")
+
+
+def test_a_shape_that_torch_cannot_hold(saved):
+    path = saved / "model.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header["empty"] = dict(dtype="F32", shape=[0, 2**63], data_offsets=[len(body)] * 2)
+    header = json.dumps(header).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + body)
+    refuses(saved, "model.safetensors: got a damaged file")
+
+
 def test_a_pickle_is_not_read(saved):
     torch.save({"x": torch.zeros(3)}, saved / "model.safetensors")
     refuses(saved, "a damaged file")
@@ -1205,30 +1402,23 @@ def test_weights_and_config_of_two_models(saved, tmp_path):
     refuses(saved, "the weights of another config than that in config.json")
 
 
-def test_weights_that_do_not_fit_their_own_config(saved):
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    path = saved / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        facts, weights = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}
-    config = config_of("boosted", n_layers=3).to_dict()
-    (saved / "config.json").write_text(json.dumps({"format": facts["format"]} | config))
-    save_file(weights, path, metadata=facts | {"config": json.dumps(config)})
-    refuses(saved, "blocks.2.attention_norm.weight missing", "as config.json says")
+def test_weights_that_do_not_fit_their_own_config(tmp_path):
+    weights = LanguageModel(config_of("boosted")).state_dict()
+    rewrite(tmp_path, config_of("boosted", n_layers=3).to_dict(), weights)
+    refuses(tmp_path, "blocks.2.attention_norm.weight missing", "as config.json says")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "no JSON"),
+        ("{", "got JSONDecodeError: "),
         ("[1]", "the file of another program"),
         ('{"format": "somebody else"}', "the file of another program"),
-        ('{"format": "gbattn language model 1"}', "no vocab_size"),
-        ('{"format": "gbattn language model 1", "vocab_size": 4, "wings": 2}', "the key 'wings'"),
-        ('{"format": "gbattn language model 1", "vocab_size": -4}', "vocab_size: got -4"),
-        (f'{{"format": "gbattn language model 1", "vocab_size": 4, "d_ffn": {2**62}}}', "sizes that torch refuses"),
-        ("[" * 100_000, "no JSON"),
+        ('{"format": "gbattn language model 2"}', "no vocab_size"),
+        ('{"format": "gbattn language model 2", "vocab_size": 4, "wings": 2}', "the key 'wings'"),
+        ('{"format": "gbattn language model 2", "vocab_size": -4}', "vocab_size: got -4"),
+        (f'{{"format": "gbattn language model 2", "vocab_size": 4, "d_ffn": {2**62}}}', "sizes that torch refuses"),
+        ("[" * 100_000, "got RecursionError: "),
     ],
 )
 def test_a_damaged_config(saved, content, said):
@@ -1292,6 +1482,9 @@ def test_nobody_changes_a_config_from_outside():
         (dict(n_heads=3), "n_heads: got 3; want a divisor of d_model = 8"),
         (dict(d_ffn=0), "d_ffn: got 0"),
         (dict(d_ffn=2**62), "config: got sizes that torch refuses"),
+        (dict(d_ffn=10**30), "config: got sizes that torch refuses"),
+        (dict(vocab_size=2**62), "config: got sizes that torch refuses"),
+        (dict(bias="False"), "bias: got 'False'; want True or False"),
         (dict(attention="three_times"), "attention: got 'three_times'; want one of multi_head"),
         (dict(norm="late"), "norm: got 'late'"),
         (dict(normalizer="batchnorm"), "normalizer: got 'batchnorm'"),
@@ -1349,11 +1542,26 @@ def calls(model, tokens):
         "targets: got dtype torch.int32; want torch.int64": lambda: model(tokens, tokens.int()),
         f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
         "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
+        "reduction: got 'max'; want 'mean' or 'sum'": lambda: model(tokens, reduction="max"),
+        "logits_to_keep: got 0; want None or, without targets, 1 to 9": lambda: model(tokens, logits_to_keep=0),
+        "logits_to_keep: got 10; want": lambda: model(tokens, logits_to_keep=10),
+        "logits_to_keep: got True; want": lambda: model(tokens, logits_to_keep=True),
+        "logits_to_keep: got 3; want None or, without targets": lambda: model(tokens, tokens, logits_to_keep=3),
+        "h: got list; want floating numbers of shape (…, D) with D = 8": lambda: model.logits([1.0]),
+        "h: got device meta; want cpu, as the model": lambda: model.logits(torch.zeros(2, 8, device="meta")),
+        "h: got dtype torch.float32; want torch.float64, as the model": lambda: model.logits(torch.zeros(2, 8)),
         "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
         "cache: got [int, int]; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
         "cache: got [KeyValueCache]; want a list of 2": lambda: model(tokens, cache=caches[:1]),
         "cache: got [<gbattn.attention.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
         "cache: got 1; want True or False": lambda: model.generate(tokens, 2, cache=1),
+        "cache: got 'False'; want True or False": lambda: model.generate(tokens, 2, cache="False"),
+        "top_k: got True": lambda: model.generate(tokens, 2, top_k=True),
+        "device: got 'nowhere' (": lambda: LanguageModel(model.config, device="nowhere"),
+        "dtype: got torch.int64; want torch.float64, torch.float32": lambda: LanguageModel(
+            model.config, dtype=torch.int64
+        ),
+        "dtype: got 'float32'; want": lambda: LanguageModel.from_pretrained("somewhere", dtype="float32"),
         "tokens: got device meta; want cpu, as the model": lambda: model(tokens.to("meta")),
         "prompt: got device meta; want cpu": lambda: model.generate(tokens.to("meta"), 2),
         "targets: got device meta; want cpu": lambda: model(tokens, tokens.to("meta")),
@@ -1370,7 +1578,22 @@ def calls(model, tokens):
         "targets: got 0 to 5; want numbers from 0 to 4, or -100": lambda: next_token_loss(
             torch.zeros(3, 2), torch.zeros(5, 2), torch.tensor([0, 5, -100])
         ),
+        "weight: got device meta; want cpu, as h": lambda: next_token_loss(
+            torch.zeros(3, 2), torch.zeros(5, 2, device="meta"), torch.tensor([0, 4, 1])
+        ),
+        "targets: got device meta; want cpu, as h": lambda: next_token_loss(
+            torch.zeros(3, 2), torch.zeros(5, 2), torch.zeros(3, dtype=torch.int64, device="meta")
+        ),
+        "weight: got dtype torch.bfloat16; want torch.float32, as h": lambda: next_token_loss(
+            torch.zeros(300, 2), torch.zeros(4096, 2, dtype=torch.bfloat16), torch.zeros(300, dtype=torch.int64)
+        ),
+        "h: got dtype torch.int64; want a floating dtype": lambda: next_token_loss(
+            torch.zeros(3, 2, dtype=torch.int64), torch.zeros(5, 2), torch.tensor([0, 4, 1])
+        ),
+        "h: got list; want a torch.Tensor": lambda: next_token_loss([1.0], torch.zeros(5, 2), torch.tensor([0])),
         "logits: got list; want numbers of shape": lambda: next_token_probabilities([1.0]),
+        "logits: got shape (2, 0); want": lambda: next_token_probabilities(torch.zeros(2, 0)),
+        "logits: got dtype torch.complex64": lambda: next_token_probabilities(torch.zeros(2, dtype=torch.complex64)),
         "logits: got shape ()": lambda: next_token_probabilities(torch.tensor(1.0)),
         "seed: got (1, 2); want an integer, or a list of them": lambda: model.generate(tokens, 2, seed=(1, 2)),
         "positions: got shape (3,)": lambda: model(tokens, positions=torch.arange(3)),
