@@ -17,13 +17,13 @@ import math
 import os
 import platform
 import re
+import reprlib
 import shutil
 import sysconfig
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -35,9 +35,11 @@ import torch
 from gbattn.conventions import (
     _check_folder,
     _check_packages,
+    check_flag,
     is_count,
     is_integer,
     is_number,
+    read_json,
     require,
 )
 
@@ -292,7 +294,8 @@ def _spellings(tokenizer: dict, recipe: str) -> list[bytes]:
     else:
         spell = str.encode
     vocabulary = tokenizer["model"]["vocab"]
-    return [spell(token) for token in sorted(vocabulary, key=vocabulary.get)]
+    token_of = {number: token for token, number in vocabulary.items()}
+    return [spell(token_of[number]) for number in range(len(vocabulary))]
 
 # %% ../nbs/14_corpora.ipynb #36b11343
 def bits_per_byte(nats: float, n_bytes: int) -> float:
@@ -481,7 +484,9 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
                     yield row if last.endswith("\n") else "\n" + row
                     last = row
 
-    return rows, {"corpus": folder.resolve().name, "source": source}
+    # A terminal obeys some of the characters that it does not show.
+    shown = (x if x.isprintable() else "?" for x in folder.resolve().name)
+    return rows, {"corpus": "".join(shown), "source": source}
 
 # %% ../nbs/14_corpora.ipynb #0d7ed811
 #| code-fold: true
@@ -557,21 +562,29 @@ class Corpus:
         return hashlib.sha256(joined.encode()).hexdigest()[:12]
 
     @cached_property
-    def _tokenizer_file(self) -> tuple[Path, str]:
-        """Where the tokenizer is, and its JSON: the one that the tokens are of."""
+    def _tokenizer_file(self) -> Path:
+        """Where the tokenizer is: the one that the tokens are of."""
         part = self.manifest["tokenizer"]
         path = self.folder / part["file"]
         require(path.is_file(), str(path), "no such file", _TOKENIZER_CURE)
         same = _checksum(path) == part["sha256"]
         got = "bytes that do not match their checksum"
         require(same, str(path), got, _TOKENIZER_CURE)
-        return path, path.read_text("utf-8")
+        return path
 
     @cached_property
     def vocabulary(self) -> list[bytes]:
         """The bytes that each token type spells."""
-        _, text = self._tokenizer_file
-        return _spellings(json.loads(text), self.manifest["recipe"]["tokenizer"])
+        path = self._tokenizer_file
+        tokenizer = read_json(path, _TOKENIZER_CURE)
+        try:
+            found = _spellings(tokenizer, self.manifest["recipe"]["tokenizer"])
+        except (LookupError, TypeError, AttributeError, ValueError):
+            found = []  # of other JSON, or with numbers that are not 0, 1, 2, …
+        got = f"no vocabulary of {self.vocab_size} types, numbered from 0 on"
+        fits = len(found) == self.vocab_size
+        require(fits, str(path), got, _TOKENIZER_CURE)
+        return found
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
@@ -591,14 +604,14 @@ class Corpus:
             total += int(self.token_bytes[chunk].sum())
         return total
 
-    def _checked(self, tokens: np.ndarray) -> np.ndarray:
+    def _checked(self, tokens: np.ndarray, name: str = "tokens") -> np.ndarray:
         if not tokens.size:
             return tokens.astype(np.int64)
         want = f"0 to {self.vocab_size - 1}"
         whole = np.issubdtype(tokens.dtype, np.integer)
-        require(whole, "tokens", f"dtype {tokens.dtype}", f"integers, {want}")
+        require(whole, name, f"dtype {tokens.dtype}", f"integers, {want}")
         known = tokens.min() >= 0 and tokens.max() < self.vocab_size
-        require(bool(known), "tokens", "a number outside", want)
+        require(bool(known), name, "a number outside", want)
         return tokens
 
     def text_bytes(self, split: str) -> int:
@@ -630,13 +643,15 @@ class Corpus:
         except UnicodeEncodeError as error:
             got = f"a lone surrogate at {error.start}"
             require(False, "text", got, "a string that UTF-8 can write")
-        return np.array(self._tokenizer.encode(text).ids, dtype=self.train.dtype)
+        ids = np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
+        known = self._checked(ids, f"{self._tokenizer_file}, tokens")
+        return known.astype(self.train.dtype)
 
     @cached_property
     def _tokenizer(self):
-        library, (path, text) = _load("tokenizers"), self._tokenizer_file
+        library, path = _load("tokenizers"), self._tokenizer_file
         try:
-            return library.Tokenizer.from_str(text)
+            return library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             got = f"what tokenizers {library.__version__} cannot read ({error})"
             made = self.manifest["made_with"]["tokenizers"]
@@ -674,12 +689,60 @@ def _checksum_of_manifest(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+# Whoever makes a folder makes its checksums, too, so they say nothing of what may
+# stand in it: each entry that is used has a rule of its own.
+_only = lambda name: (lambda x: x == name, repr(name))
+_SHA256 = (
+    lambda x: isinstance(x, str) and re.fullmatch("[0-9a-f]{64}", x) is not None,
+    "a SHA-256 in hexadecimal digits",
+)
+_SHORT = (
+    lambda x: isinstance(x, str) and x.isprintable() and len(x) <= 255,
+    "at most 255 characters that can be printed",
+)
+_SIZE = lambda x: is_count(x) and x < 2**63, "a positive integer below 2**63"
+_SPLIT = {
+    "dtype": (lambda x: x in ("uint16", "uint32"), "'uint16' or 'uint32'"),
+    "tokens": _SIZE,
+    "bytes": _SIZE,
+    "lossless": (lambda x: isinstance(x, bool), "true or false"),
+    "sha256": _SHA256,
+}
+_ENTRIES = {
+    "vocab_size": (lambda x: is_count(x) and x <= 2**32, "an integer, 1 to 2**32"),
+    "recipe.corpus": (lambda x: _SHORT[0](x) and "/" not in x, "a name, no path"),
+    "recipe.tokenizer": (lambda x: x in TOKENIZERS, "a recipe of train_tokenizer"),
+    "recipe.vocab_size": _SIZE,
+    "recipe.max_train_tokens": (
+        lambda x: x is None or _SIZE[0](x),
+        "null or a size",
+    ),
+    "made_with.tokenizers": _SHORT,
+    "tokenizer.file": _only("tokenizer.json"),
+    "tokenizer.sha256": _SHA256,
+} | {
+    f"splits.{split}.{name}": rule
+    for split in SPLITS
+    for name, rule in (_SPLIT | {"file": _only(f"{split}.bin")}).items()
+}
+
+
+def _check_entries(where: object, found: object, rules: dict, cure: str) -> None:
+    """Whether the entries of a JSON object are what their rules want."""
+    for entry, (holds, want) in rules.items():
+        value = found
+        for name in entry.split("."):
+            value = value.get(name, ...) if isinstance(value, dict) else ...
+        got = "nothing" if value is ... else reprlib.repr(value)
+        require(holds(value), f"{where}, {entry}", got, f"{want}: {cure}")
+
+
 def _manifest_at(path: Path) -> tuple[dict, object]:
     """The JSON of a manifest and its format; nothing of a file that is none."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
         return manifest, manifest.get("format")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}, None
 
 
@@ -692,9 +755,10 @@ def _read_manifest(path: Path, cure: str) -> dict:
     """What a folder says of itself, as it was written."""
     manifest, found = _manifest_at(path)
     want = f"{FORMAT!r}: {cure if _is_ours(found) else _NO_CACHE}"
-    require(found == FORMAT, str(path), f"format {found!r}", want)
+    require(found == FORMAT, str(path), f"format {reprlib.repr(found)}", want)
     same = manifest.get("sha256") == _checksum_of_manifest(manifest)
     require(same, str(path), "contents that do not match their checksum", cure)
+    _check_entries(path, manifest, _ENTRIES, cure)
     return manifest
 
 
@@ -746,29 +810,38 @@ def _text_up_to(text: str, spelled: str) -> bytes:
     return text[:end].encode()
 
 
+def _append(path: Path, content: bytes) -> None:
+    """Write on at the end of a file; an error names it, which that of a full disk does
+    not."""
+    try:
+        with path.open("ab") as file:
+            file.write(content)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(error.errno, why, str(path)) from None
+
+
 def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
     """Write the tokens of one split and return what the manifest says of it."""
     digest, n_tokens, n_bytes, lossless = hashlib.sha256(), 0, 0, True
     pieces = _pieces(rows)
-    with path.open("wb") as file:
-        while batch := list(itertools.islice(pieces, 16)):
-            for piece, coded in zip(batch, tokenizer.encode_batch(batch)):
-                ids, text = coded.ids, piece.encode()
-                spelled = b"".join(spellings[number] for number in ids)
-                lossless = lossless and spelled == text
-                if limit is not None and n_tokens + len(ids) > limit:
-                    ids = ids[: limit - n_tokens]
-                    # A token may end inside a character, but not outside the text.
-                    cut = b"".join(spellings[number] for number in ids)
-                    text = cut if lossless else _text_up_to(piece, cut.decode())
-                array = np.array(ids, dtype=dtype).tobytes()
-                digest.update(array)
-                file.write(array)
-                n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(text)
-                if n_tokens == limit:
-                    break
+    while n_tokens != limit and (batch := list(itertools.islice(pieces, 16))):
+        content = b""
+        for piece, coded in zip(batch, tokenizer.encode_batch(batch)):
+            ids, text = coded.ids, piece.encode()
+            spelled = b"".join(spellings[number] for number in ids)
+            lossless = lossless and spelled == text
+            if limit is not None and n_tokens + len(ids) > limit:
+                ids = ids[: limit - n_tokens]
+                # A token may end inside a character, but not outside the text.
+                cut = b"".join(spellings[number] for number in ids)
+                text = cut if lossless else _text_up_to(piece, cut.decode())
+            content += np.array(ids, dtype=dtype).tobytes()
+            n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(text)
             if n_tokens == limit:
                 break
+        digest.update(content)
+        _append(path, content)
     require(
         n_tokens > 1,
         path.stem,
@@ -797,60 +870,78 @@ def _versions() -> dict[str, str]:
     return found
 
 
+@contextmanager
+def _held_draft(draft: Path) -> Iterator[None]:
+    """Hold a folder that is about to be made, and remove it in the end. Its lock is
+    there before it, and the system frees that when the process dies, so who can hold
+    a draft that is there may remove it."""
+    lock = _load("filelock").FileLock(
+        draft.with_name(f".{draft.name}.lock"), timeout=0
+    )
+    with lock:
+        try:
+            yield
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            with suppress(OSError):  # some systems keep what is open
+                os.unlink(lock.lock_file)
+
+
 def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
     """Write a cache beside its place, and move it there when it is whole."""
     draft = folder.with_name(f"{folder.name}.draft-{uuid.uuid4().hex[:8]}")
-    try:
-        draft.mkdir(parents=True)
-    except OSError as error:
-        got = f"{draft.parent}, which cannot be written ({error.strerror})"
-        want = "another folder, by the argument or GBATTN_CACHE"
-        require(False, "cache", got, want)
-    for old in draft.parent.glob(f"{glob.escape(folder.name)}.draft-*"):
-        with suppress(FileNotFoundError):  # another process may finish with it now
-            files = [old, *old.glob("*")]  # what a killed process left
-            if all(time.time() - file.stat().st_mtime > 86_400 for file in files):
-                shutil.rmtree(old, ignore_errors=True)
-    try:
-        text = _tokenizer_text(rows("train"), recipe)
-        tokenizer = train_tokenizer(text, recipe["vocab_size"], recipe["tokenizer"])
-        (draft / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-        spellings = _spellings(json.loads(tokenizer.to_str()), recipe["tokenizer"])
-        dtype = np.dtype("<u2" if len(spellings) <= 2**16 else "<u4")
-        limits = {"train": recipe["max_train_tokens"]}
-        splits = {
-            split: _encode_split(
-                draft / f"{split}.bin",
-                rows(split),
-                tokenizer,
-                spellings,
-                dtype,
-                limits.get(split),
-            )
-            for split in SPLITS
-        }
-        manifest = {
-            "format": FORMAT,
-            "recipe": recipe,
-            "made_with": _versions(),
-            "vocab_size": len(spellings),
-            "tokenizer": {
-                "file": "tokenizer.json",
-                "sha256": _checksum(draft / "tokenizer.json"),
-            },
-            "splits": splits,
-        }
-        manifest["sha256"] = _checksum_of_manifest(manifest)
-        (draft / MANIFEST).write_text(
-            json.dumps(manifest, indent=1) + "\n", encoding="utf-8"
-        )
+    with ExitStack() as stack:
+        try:
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            for old in draft.parent.glob(f"{glob.escape(folder.name)}.draft-*"):
+                with suppress(OSError), _held_draft(old):
+                    pass  # a killed process left it; else it is held, which is an OSError
+            stack.enter_context(_held_draft(draft))
+            draft.mkdir()
+        except OSError as error:
+            got = f"{draft.parent}, which cannot be written ({error.strerror})"
+            want = "another folder, by the argument or GBATTN_CACHE"
+            require(False, "cache", got, want)
+        _fill(draft, recipe, rows)
         try:
             draft.rename(folder)
         except OSError:  # another process was first, and its cache is as good
             if not (folder / MANIFEST).is_file():
                 raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
+    """Write the files of a cache."""
+    text = _tokenizer_text(rows("train"), recipe)
+    tokenizer = train_tokenizer(text, recipe["vocab_size"], recipe["tokenizer"])
+    _append(draft / "tokenizer.json", tokenizer.to_str().encode())
+    spellings = _spellings(json.loads(tokenizer.to_str()), recipe["tokenizer"])
+    dtype = np.dtype("<u2" if len(spellings) <= 2**16 else "<u4")
+    limits = {"train": recipe["max_train_tokens"]}
+    splits = {
+        split: _encode_split(
+            draft / f"{split}.bin",
+            rows(split),
+            tokenizer,
+            spellings,
+            dtype,
+            limits.get(split),
+        )
+        for split in SPLITS
+    }
+    manifest = {
+        "format": FORMAT,
+        "recipe": recipe,
+        "made_with": _versions(),
+        "vocab_size": len(spellings),
+        "tokenizer": {
+            "file": "tokenizer.json",
+            "sha256": _checksum(draft / "tokenizer.json"),
+        },
+        "splits": splits,
+    }
+    manifest["sha256"] = _checksum_of_manifest(manifest)
+    _append(draft / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 # %% ../nbs/14_corpora.ipynb #d79356cd
 #| code-fold: true
@@ -863,9 +954,10 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     folder : str or Path
         A folder that `load_corpus` wrote, here or on another machine.
     verify : bool
-        Whether to read all files and compare their checksums. Without it only that
-        of ``corpus.json`` and the sizes of the token files are compared, and nothing
-        is read until it is used; the tokenizer's checksum is compared then.
+        Whether to read all files, to compare their checksums and the token numbers
+        with the vocabulary. Without it only the checksum of ``corpus.json`` and the
+        sizes of the token files are compared, and nothing is read until it is used;
+        the tokenizer's checksum is compared then.
 
     Returns
     -------
@@ -874,8 +966,8 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     Raises
     ------
     ValueError
-        When the folder is no such cache, or a file of it is missing, truncated or
-        changed.
+        When the folder is no such cache, a file of it is missing, truncated or
+        changed, or ``corpus.json`` says what cannot be, naming the entry.
 
     Notes
     -----
@@ -883,6 +975,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     """
     good = isinstance(folder, str | Path)
     require(good, "folder", type(folder).__name__, "a path")
+    check_flag("verify", verify)
     folder = Path(folder).absolute()  # of what is read later
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
@@ -916,12 +1009,18 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
         )
         for split in SPLITS
     }
+    size = manifest["vocab_size"]
+    for split, array in arrays.items():
+        known = not verify or int(array.max()) < size
+        want = f"numbers below vocab_size = {size}: {cure}"
+        path = folder / parts[split]["file"]
+        require(known, str(path), "a token number outside the vocabulary", want)
     return Corpus(folder, manifest, **arrays)
 
 
 def _cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
-    good = cache is None or isinstance(cache, str | Path)
+    good = cache is None or isinstance(cache, str | Path) and cache != ""
     require(good, "cache", repr(cache), "a path")
     root = Path(cache or os.environ.get("GBATTN_CACHE") or "~/.cache/gbattn")
     root = root.expanduser()
@@ -976,6 +1075,9 @@ def load_corpus(
         For an unknown name, a folder without one of the splits, a file that is
         empty or not UTF-8, a missing package, or a Hub that cannot be reached; the
         message says what to do.
+    OSError
+        Naming the file that could not be written, as on a full disk; nothing is left
+        of the cache.
 
     Notes
     -----
@@ -983,6 +1085,7 @@ def load_corpus(
     next 1,000 test. Source: chapter 14.
     """
     _check_recipe("tokenizer", tokenizer, vocab_size)
+    check_flag("verify", verify)
     good = max_train_tokens is None or (
         is_count(max_train_tokens) and max_train_tokens > 1
     )
@@ -1049,6 +1152,13 @@ def _check_tokens(tokens) -> np.ndarray:
     flat = tokens.ndim == 1 and np.issubdtype(tokens.dtype, np.integer)
     got = f"dtype {tokens.dtype}, shape {tokens.shape}"
     require(flat, "tokens", got, "token numbers of shape (n,)")
+    # The memory map of a corpus needs no pass; other integers reach beyond tokens.
+    if tokens.size and not np.can_cast(tokens.dtype, np.uint32):
+        low, high = tokens.min(), tokens.max()
+        got = f"numbers from {low} to {high}"
+        require(
+            0 <= low and high < 2**32, "tokens", got, "token numbers, 0 or more"
+        )
     return tokens
 
 

@@ -612,6 +612,15 @@ def test_it_compiles_whole_for_any_length(kind, positions):
         torch.testing.assert_close(compiled(tokens, tokens), model(tokens, tokens))
 
 
+@pytest.mark.filterwarnings("ignore:.*:torch.jit.TracerWarning", "ignore:.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_can_be_traced(kind):
+    """As TensorBoard's add_graph does."""
+    model, tokens = LanguageModel(config_of(kind)).eval(), tokens_of(2, 5)
+    traced = torch.jit.trace(model, (tokens,), check_trace=False)
+    assert torch.equal(traced(tokens), model(tokens))
+
+
 @pytest.mark.parametrize(
     ("kind", "positions", "padded"),
     [
@@ -1621,6 +1630,7 @@ def calls(model, tokens):
         "config: got dict; want a ModelConfig": lambda: LanguageModel({}),
         "seed: got 1.5; want an integer": lambda: LanguageModel(model.config, seed=1.5),
         "T: got 0": lambda: model_cost(model.config, 0),
+        "count_masked: got 'False'; want True or False": lambda: model_cost(model.config, count_masked="False"),
     }
 
 

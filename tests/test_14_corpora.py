@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
@@ -606,6 +607,155 @@ def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
         open_corpus(copy, verify=False)
 
 
+def signed(folder, change):
+    """Change the manifest of a folder, with a checksum that fits."""
+    path = folder / "corpus.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    manifest["sha256"] = corpora._checksum_of_manifest(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def entries(manifest, above=()):
+    """Where each entry of a manifest is that somebody reads: its source nobody does."""
+    for name, value in manifest.items():
+        if name not in ("source", "sha256", "format") or above[:1] in (("splits",), ("tokenizer",)):
+            yield (*above, name)
+            if isinstance(value, dict):
+                yield from entries(value, (*above, name))
+
+
+UNREAD = {("recipe", "tokenizer_rows"), ("recipe", "tokenizer_characters")}
+UNREAD |= {("made_with", package) for package in ("python", "gbattn", "datasets")}
+NONSENSE = ["../x", "/etc/x", "", ".", "a\\b", "c:x", "nul\0", "\x1b[2J", "O", "run.json", "corpus.json"]
+NONSENSE += [0, -1, 1.5, True, None, [], {}, [[]], 10**30, "a" * 10**6, math.nan]
+HARMLESS = {  # what is neither a path nor a size, and can be shown
+    ("recipe", "corpus"): {"", ".", "a\\b", "c:x", "O", "run.json", "corpus.json"},
+    ("recipe", "max_train_tokens"): {None},
+    ("made_with", "tokenizers"): {"../x", "/etc/x", "", ".", "a\\b", "c:x", "O", "run.json", "corpus.json"},
+}
+
+
+def test_no_entry_of_a_manifest_is_believed(corpus, tmp_path):
+    """Whoever makes a folder makes its checksums."""
+    copy, outside = tmp_path / "deep" / "copy", tmp_path / "x"
+    shutil.copytree(corpus.folder, copy)
+    outside.write_text("mine")
+    whole, tried = (copy / "corpus.json").read_text(), 0
+    for place in set(entries(corpus.manifest)) - UNREAD:
+        for value in NONSENSE:
+            there = corpus.manifest
+            for name in place:
+                there = there[name]
+            harmless = any(value is x or type(value) is str and value == x for x in HARMLESS.get(place, ()))
+            if harmless or (type(there), there) == (type(value), value):
+                continue
+
+            def change(manifest, place=place, value=value):
+                for name in place[:-1]:
+                    manifest = manifest[name]
+                manifest[place[-1]] = value
+
+            (copy / "corpus.json").write_text(whole)
+            signed(copy, change)
+            for verify in (True, False):
+                with pytest.raises(ValueError, match=r"corpus\.json, [\w.]+: got .*; want ") as caught:
+                    open_corpus(copy, verify=verify)
+                assert ".".join(place) in str(caught.value) and len(str(caught.value)) < 600
+            tried += 1
+    assert tried > 500 and outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["format", "tokenizer", "else"])
+def test_json_that_nests_too_deep_is_refused_by_its_name(corpus, tmp_path, place):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    opened = open_corpus(copy)
+    for depth in (*range(930, 1000), 100_000):
+        (copy / "corpus.json").write_text(f'{{"{place}": {"[" * depth + "]" * depth}, "format": "gbattn corpus 1"}}')
+        with pytest.raises(ValueError, match=r"corpus\.json"):
+            open_corpus(copy)
+    with pytest.raises(ValueError, match="name_or_folder: got .*; want SPLIT.txt"):
+        load_corpus(copy)
+    (copy / "tokenizer.json").write_text("[" * 100_000)
+    opened.manifest["tokenizer"]["sha256"] = corpora._checksum(copy / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: got RecursionError"):
+        opened.decode([1])
+    with pytest.raises(ValueError, match=r"tokenizer\.json: got what tokenizers"):
+        opened.encode("a")
+
+
+@pytest.mark.parametrize("number", [300, 65_535])
+def test_numbers_beyond_the_vocabulary_are_refused(corpus, tmp_path, number):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    np.full(len(corpus.valid), number, "<u2").tofile(copy / "valid.bin")
+    signed(copy, lambda m: m["splits"]["valid"].update(sha256=corpora._checksum(copy / "valid.bin")))
+    message = r"valid\.bin: got a token number outside the vocabulary; want numbers below vocab_size = 300"
+    with pytest.raises(ValueError, match=message):
+        open_corpus(copy)
+    with pytest.raises(ValueError, match="tokens: got a number outside; want 0 to 299"):
+        opened = open_corpus(copy, verify=False)
+        opened.decode(opened.valid)
+
+
+def replaced(number):
+    """The vocabulary with another number for its last token."""
+
+    def change(tokenizer):
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary[max(vocabulary, key=vocabulary.get)] = number
+
+    return change
+
+
+TOKENIZERS = {
+    **{repr(x): replaced(x) for x in (-1, 0, 300, 2**32 - 1, 10**30, 1.5, "1", None, [], {})},
+    "one more": lambda tokenizer: tokenizer["model"]["vocab"].update(more=300),
+    "no byte": lambda tokenizer: tokenizer["model"]["vocab"].update({"語": tokenizer["model"]["vocab"].pop("!")}),
+    "no vocabulary": lambda tokenizer: tokenizer["model"].pop("vocab"),
+    "a list": lambda tokenizer: tokenizer["model"].update(vocab=[["a", 0]]),
+    "no model": lambda tokenizer: tokenizer.update(model=3),
+}
+
+
+@pytest.mark.parametrize("change", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_a_vocabulary_that_is_none(corpus, tmp_path, change):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    change(tokenizer)
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora._checksum(copy / "tokenizer.json")))
+    opened = open_corpus(copy)
+    message = r"tokenizer\.json: got no vocabulary of 300 types, numbered from 0 on; want the file"
+    for use in (lambda: opened.vocabulary, lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+
+def test_a_tokenizer_that_adds_numbers_of_its_own(corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    mark = {"id": "x", "ids": [4_000_000_000], "tokens": ["x"]}
+    single = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokenizer["post_processor"] = dict(
+        type="TemplateProcessing", single=single, pair=single, special_tokens={"x": mark}
+    )
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora._checksum(copy / "tokenizer.json")))
+    with pytest.raises(ValueError, match=r"tokenizer\.json, tokens: got a number outside; want 0 to 299"):
+        open_corpus(copy).encode("a")
+
+
+def test_a_name_that_a_terminal_would_obey_is_not_kept(tmp_path):
+    strange = tmp_path / "a\x1b[2Jb"
+    strange.mkdir()
+    texts = local(strange, train=b"ab", valid=b"cd", test=b"ef")
+    assert load_corpus(texts, vocab_size=256, cache=tmp_path).name == "a?[2Jb"
+
+
 def test_nobody_is_told_to_throw_a_model_away(corpus, tmp_path):
     """A folder of training has the manifest and the tokenizer of its text, and no tokens."""
     for name in ("corpus.json", "tokenizer.json"):
@@ -636,11 +786,12 @@ def test_a_tokenizer_that_is_not_the_one_of_the_tokens(corpus, tmp_path, change,
             use()
 
 
-def test_a_tokenizer_that_its_library_cannot_read(corpus, monkeypatch):
+def test_a_tokenizer_that_its_library_cannot_read(corpus, tmp_path, monkeypatch):
     """As one of a newer version may be."""
     opened = open_corpus(corpus.folder)
     made = corpus.manifest["made_with"]["tokenizers"]
-    monkeypatch.setitem(vars(opened), "_tokenizer_file", (corpus.folder / "tokenizer.json", "{}"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(vars(opened), "_tokenizer_file", tmp_path / "tokenizer.json")
     with pytest.raises(
         ValueError, match=rf"tokenizer\.json: got what tokenizers .* cannot read .*want tokenizers {made}"
     ):
@@ -829,17 +980,49 @@ def test_the_bytes_of_a_limit_that_is_the_whole(folder, tmp_path):
     assert not same.lossless and same.text_bytes("train") == whole.text_bytes("train")
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(folder, tmp_path):
+SLOW = """
+import sys, time
+from gbattn import corpora
+corpora._versions = lambda: time.sleep(60)  # when all but the manifest is written
+corpora.load_corpus(sys.argv[1], vocab_size=256, cache=sys.argv[2])
+"""
+
+
+def test_what_a_killed_process_left_is_removed_at_once(folder, tmp_path):
+    """And what a living one is at work on is not."""
+    process = subprocess.Popen([sys.executable, "-c", SLOW, folder, tmp_path])
+    drafts = lambda: [path for path in tmp_path.glob("*.draft-*") if (path / "test.bin").is_file()]
+    while not drafts():
+        assert process.poll() is None
+        time.sleep(0.01)
     place = load_corpus(folder, vocab_size=256, cache=tmp_path).folder
-    old, new = (place.with_name(f"{place.name}.draft-{age}") for age in ("old", "new"))
-    for draft in (old, new):
-        draft.mkdir()
-        (draft / "train.bin").write_bytes(b"half")
-    for path in (old / "train.bin", old):
-        os.utime(path, (0, 0))
+    assert len(drafts()) == 1
+    process.kill()
+    process.wait()
     shutil.rmtree(place)
     load_corpus(folder, vocab_size=256, cache=tmp_path)
-    assert not old.exists() and new.exists()
+    assert [*tmp_path.iterdir()] == [place]
+
+
+FULL = """
+import resource, sys
+from gbattn.corpora import load_corpus
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+try:
+    load_corpus(sys.argv[1], vocab_size=256, cache=sys.argv[2])
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="here files cannot be limited")
+@pytest.mark.parametrize("size, name", [(100, "tokenizer.json"), (10_000, "train.bin")])
+def test_a_file_that_cannot_be_written_is_named(size, name, tmp_path):
+    texts = local(tmp_path / "a", train=b"0123456789" * 9999, valid=b"cd", test=b"ef")
+    command = [sys.executable, "-c", FULL, texts, tmp_path / "cache", str(size)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.search(rf"File too large: '.*{name}'", said)
+    assert [*(tmp_path / "cache").iterdir()] == []
 
 
 def test_unknown_names_and_bad_options(tmp_path, corpus):
@@ -855,8 +1038,13 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
     for blocked in ("file", "file/sub"):
         with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
             load_corpus(cache=tmp_path / blocked)
-    with pytest.raises(ValueError, match="cache: got 3; want a path"):
-        load_corpus(cache=3)
+    for wrong in (3, ""):
+        with pytest.raises(ValueError, match=f"cache: got {wrong!r}; want a path"):
+            load_corpus(cache=wrong)
+    for wrong in ("False", 0, None):
+        for opened in ((open_corpus, corpus.folder), (load_corpus,)):
+            with pytest.raises(ValueError, match=f"verify: got {wrong!r}; want True or False"):
+                opened[0](*opened[1:], verify=wrong)
     with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
         open_corpus(None)
     with pytest.raises(ValueError, match=r"vocab_size: got 18446744073709551616; want .* at most 2\*\*24"):
@@ -1049,6 +1237,11 @@ def test_faults_of_batches():
             np.zeros(3), 1, 1, 0
         ),
         "tokens: got dtype int64, shape (2, 2)": lambda: sequential_windows(np.zeros((2, 2), int), 1),
+        "tokens: got numbers from -100 to 3; want token numbers, 0 or more": lambda: sequential_windows([3, -100], 1),
+        "tokens: got numbers from -1 to 99; want token": lambda: TokenStream(np.append(tokens, -1), 1, 1, 0),
+        "tokens: got numbers from 0 to 9223372036854775808": lambda: TokenStream(
+            np.array([0, 2**63], np.uint64), 1, 1, 0
+        ),
         "length: got 0; want a positive integer": lambda: TokenStream(tokens, 0, 1, 0),
         "batch_size: got 1.5; want a positive integer": lambda: TokenStream(tokens, 1, 1.5, 0),
         "seed: got -1; want an integer from 0 to 2**32 - 1": lambda: TokenStream(tokens, 1, 1, -1),

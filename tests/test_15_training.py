@@ -1,10 +1,12 @@
 """Chapter 15: the claims with their mutants, the loop against one by hand, stopping and going on, faults, errors."""
 
+import hashlib
 import inspect
 import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -16,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +33,7 @@ from gbattn.training import (
     Evaluation,
     History,
     TrainConfig,
+    check_precision,
     checkpoints,
     decay_groups,
     evaluate,
@@ -280,6 +284,8 @@ def test_schedule_values():
 
 @pytest.mark.parametrize("step", [-1, 8, 1.5, "0"])
 def test_a_step_outside_the_run(step):
+    with pytest.raises(ValueError, match="steps: got 2.5; want a positive integer"):
+        learning_rate(config(), 0, 2.5)
     with pytest.raises(ValueError, match="step: got .*; want an integer from 0 to 7"):
         learning_rate(TrainConfig(steps=8), step, 8)
 
@@ -523,6 +529,64 @@ def test_the_model_that_was_stopped_goes_on_bit_for_bit(tmp_path, calls):
     assert torch.equal(weights(stopped), weights(straight))
 
 
+class Signalled(Toy):
+    """A toy that sends its own process signals, each in the middle of an update."""
+
+    def __init__(self, calls, *signals):
+        super().__init__(dropout=0.2)
+        self.calls, self.signals = calls, signals
+
+    def forward(self, *args, **options):
+        self.calls -= self.training
+        if self.training and self.calls == -1:
+            for number in self.signals:
+                os.kill(os.getpid(), number)
+        return super().forward(*args, **options)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="here no process gets such signals")
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize("calls", [0, 13, 25, 39])  # of two in each update
+def test_a_signal_lets_the_update_end_and_loses_none(tmp_path, number, end, calls, capsys):
+    options = dict(steps=20, accumulation=2, log_every=4, keep="last")
+    straight, stopped, resumed = Toy(dropout=0.2), Signalled(calls, number), Toy(dropout=0.2)
+    whole = run(straight, **options)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(end) as caught:
+        run(stopped, folder=tmp_path, **options)
+    step = calls // 2 + 1
+    said = f"stopped after step {step}; the last good checkpoint is {checkpoints(tmp_path)[step]}"
+    if number == signal.SIGTERM:
+        assert caught.value.code == 143 and said in capsys.readouterr().err
+    else:
+        assert said in str(caught.value)
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    assert curve(run(resumed, folder=tmp_path, **options)) == curve(whole)
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="here no process gets such signals")
+def test_the_second_signal_acts_at_once_and_without_a_folder_the_first(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Signalled(5, signal.SIGINT, signal.SIGINT), folder=tmp_path)
+    assert not checkpoints(tmp_path)
+    model = Signalled(5, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(model)
+    assert model.calls == -1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="here no process gets such signals")
+def test_who_handles_a_signal_goes_on_doing_so(tmp_path):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        assert run(Signalled(5, signal.SIGTERM), folder=tmp_path).finished
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_gradient_of_the_callers_is_not_used():
     straight, touched = Toy(), Toy()
     for p in touched.parameters():
@@ -596,6 +660,33 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert curve(run(folder=tmp_path)) == curve(run())
 
 
+FULL = """
+import resource, sys
+from test_15_training import Toy, run
+
+class Full(Toy):
+    def forward(self, *inputs, **options):
+        if len(self.seen) == 6:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        return super().forward(*inputs, **options)
+
+try:
+    run(Full(0.2), folder=sys.argv[1], checkpoint_every=4)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="here files cannot be limited")
+def test_a_disk_that_is_full_is_named_with_what_is_kept(tmp_path):
+    command = [sys.executable, "-c", FULL, tmp_path]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=HERE, env=ENVIRONMENT).stdout
+    kept, file = tmp_path / "step-00000004", tmp_path / "step-00000008.draft" / "model.safetensors"
+    assert f"File too large; the last good checkpoint is {kept}: '{file}'" in said
+    assert [*tmp_path.glob("step-*")] == [kept]
+    assert curve(run(folder=tmp_path)) == curve(run())
+
+
 @pytest.mark.skipif(os.name != "posix", reason="here no folder can be flushed")
 def test_files_and_names_are_flushed_before_anything_relies_on_them(tmp_path, monkeypatch):
     real, events = os.fsync, []
@@ -635,7 +726,7 @@ def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(OSError, match="the power fails"):
         patched.setattr(Path, "rename", refused)
         run(folder=tmp_path)
-    assert checkpoints(tmp_path) == {} and len([*tmp_path.glob("step-*")]) == 1
+    assert checkpoints(tmp_path) == {} and not [*tmp_path.glob("step-*")]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "training.json"])
@@ -663,25 +754,153 @@ def test_a_checkpoint_with_other_bytes(tmp_path, name):
         run(folder=tmp_path)
 
 
-@pytest.mark.parametrize("key", ["identity", "history", "unlogged", "seconds", "scaler", "sha256"])
+def signed(folder, change):
+    """Change what a checkpoint says of itself, with checksums that fit."""
+    path = max(checkpoints(folder).items())[1]
+    state = json.loads((path / "training.json").read_text())
+    change(state)
+    for name in state["files"] if isinstance(state.get("files"), dict) else ():
+        if (path / name).is_file():
+            state["files"][name] = hashlib.sha256((path / name).read_bytes()).hexdigest()
+    state["sha256"] = training._checksum_of_manifest(state)
+    (path / "training.json").write_text(json.dumps(state))
+
+
+KEYS = ["step", "identity", "history", "unlogged", "seconds", "scaler", "files"]
+
+
+@pytest.mark.parametrize("key", [*KEYS, "sha256"])
 def test_a_checkpoint_that_lacks_something(tmp_path, key):
-    first = run(folder=tmp_path)
+    run(folder=tmp_path)
     path = checkpoints(tmp_path)[20] / "training.json"
     state = json.loads(path.read_text())
     del state[key]
     path.write_text(json.dumps(state))
-    if key == "sha256":  # as before there were any
-        assert run(folder=tmp_path) == first
-        return
-    with pytest.raises(ValueError, match=f"which cannot be read .KeyError: '{key}'.; want a whole checkpoint"):
+    said = "KeyError: 'sha256'" if key == "sha256" else "ValueError: training.json: got contents that do not match"
+    with pytest.raises(ValueError, match=f"which cannot be read .{said}.*; want a whole checkpoint: delete that one"):
         run(folder=tmp_path)
+
+
+def test_a_loss_that_was_edited(tmp_path):
+    run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20] / "training.json"
+    state = json.loads(path.read_text())
+    state["history"]["best_loss"] = 0.5
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="training.json: got contents that do not match their checksum"):
+        run(folder=tmp_path)
+    signed(tmp_path, lambda state: None)
+    with pytest.raises(ValueError, match=r"best_loss, best_step: got .0.5, \d+.; want .*, the least of all"):
+        run(folder=tmp_path)
+
+
+NONSENSE = ["../x", "", -1, 1.5, True, None, [], {}, [[]], [True], [-1], ["a"], 10**30, 10**400, "a" * 10**6, math.nan]
+
+
+def test_nothing_that_a_checkpoint_says_is_believed(tmp_path):
+    """Whoever makes a checkpoint makes its checksums."""
+    run(folder=tmp_path)
+    file = checkpoints(tmp_path)[20] / "training.json"
+    whole = file.read_text()
+    fields = {("history", name): x for name, x in json.loads(whole)["history"].items()}
+    places = {(name,): x for name, x in json.loads(whole).items() if name in KEYS} | fields
+    harmless = {("unlogged",): [[]], ("seconds",): [1.5, 10**30], ("scaler",): [None]}
+    places |= {("files", "model.safetensors"): "", ("identity", "seed"): ""}
+    for place, value in places.items():
+        for other in NONSENSE:
+            same = lambda x, other=other: (type(x), x) == (type(other), other)
+            if same(value) or any(map(same, harmless.get(place, ()))) or place[0] == "files" and len(place) > 1:
+                continue
+
+            def change(state, place=place, other=other):
+                for name in place[:-1]:
+                    state = state[name]
+                state[place[-1]] = other
+
+            file.write_text(whole)
+            signed(tmp_path, change)
+            with pytest.raises(ValueError, match="training.json|history|best_loss|folder: got ") as caught:
+                run(folder=tmp_path)
+            said = str(caught.value)
+            assert place[0] in said or place[-1] in said or other == {} and said.startswith("folder: got steps")
+            assert len(said) < 3000
+    file.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="training.json: got RecursionError: .*; want a whole checkpoint"):
+        run(folder=tmp_path)
+    file.write_text(whole)
+    assert run(folder=tmp_path).finished
+
+
+def resaved(name, change):
+    """A change of the tensors of a checkpoint."""
+
+    def changed(folder):
+        path = max(checkpoints(folder).items())[1] / name
+        tensors = safetensors.torch.load(path.read_bytes())
+        change(tensors)
+        path.write_bytes(safetensors.torch.save(tensors))
+        signed(folder, lambda state: None)
+
+    return changed
+
+
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+TENSORS = {
+    "one for all": (MODEL, lambda x: x.update({"head.bias": torch.zeros(1)}), r"head.bias'.*\(1,\); want .*\(20,\)"),
+    "double": (MODEL, lambda x: x.update({"head.bias": x["head.bias"].double()}), "head.bias'.*float64 .*float32"),
+    "gone": (MODEL, lambda x: x.pop("head.bias"), "head.bias'.*got nothing; want torch.float32"),
+    "more": (MODEL, lambda x: x.update(more=torch.zeros(1)), "'more'.*want nothing"),
+    "other shape": (OPTIMIZER, lambda x: x.update({"1.exp_avg": torch.zeros(1)}), "'1.exp_avg': got .*; want"),
+    "whole numbers": (OPTIMIZER, lambda x: x.update({"1.exp_avg": x["1.exp_avg"].long()}), "got torch.int64"),
+    "a moment gone": (OPTIMIZER, lambda x: x.pop("1.exp_avg_sq"), "'1.exp_avg_sq': got nothing"),
+    "a name": (OPTIMIZER, lambda x: x.update({"x.y.z": torch.zeros(1)}), "'x.y.z': got .*want nothing"),
+    "out of range": (OPTIMIZER, lambda x: x.update({"9.step": torch.zeros(())}), "'9.step': got .*want nothing"),
+    "negative": (OPTIMIZER, lambda x: x.update({"-1.step": torch.zeros(())}), "'-1.step': got .*want nothing"),
+    "no update": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(-1.0)}), "1.step: got .*want updates made, 0"),
+    "nan": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(math.nan)}), "1.step: got .*nan"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "message"), TENSORS.values(), ids=TENSORS)
+def test_tensors_that_are_none_of_this_run(tmp_path, name, change, message):
+    run(folder=tmp_path)
+    resaved(name, change)(tmp_path)
+    with pytest.raises(ValueError, match=f"{name}, .*{message}"):
+        run(folder=tmp_path)
+
+
+def test_a_checkpoint_under_another_step(tmp_path):
+    run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20]
+    for name in ("step-\u0663", "step-\u00b2", "step-7"):  # digits, and no names of ours
+        (tmp_path / name).mkdir()
+    assert [*checkpoints(tmp_path)] == [20]
+    path.rename(path.with_name("step-00000030"))
+    with pytest.raises(ValueError, match="training.json: got step 20; want 30"):
+        run(folder=tmp_path)
+    signed(tmp_path, lambda state: state.update(step=30))
+    with pytest.raises(ValueError, match="step-00000030, step 30; want 20 steps at most"):
+        run(folder=tmp_path)
+
+
+def test_a_history_goes_through_json():
+    history = run()
+    assert History.from_dict(json.loads(json.dumps(history.to_dict()))) == history
+    assert History.from_dict(History().to_dict()) == History()
+    with pytest.raises(ValueError, match="history, best_step: got nothing"):
+        History.from_dict({name: x for name, x in History().to_dict().items() if name != "best_step"})
+    for change in ({"tokens": [1]}, {"finished": "no"}, {"best_step": None}, {"loss": None}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            History.from_dict(history.to_dict() | change)
+    with pytest.raises(ValueError, match="history, step: got nothing; want a list"):
+        History.from_dict([])
 
 
 def test_a_checkpoint_of_another_format(tmp_path):
     run(folder=tmp_path)
     path = checkpoints(tmp_path)[20] / "training.json"
-    path.write_text(path.read_text().replace("gbattn checkpoint 1", "gbattn checkpoint 2"))
-    with pytest.raises(ValueError, match="folder: got .*'gbattn checkpoint 2'; want 'gbattn checkpoint 1'"):
+    path.write_text(path.read_text().replace("gbattn checkpoint 2", "gbattn checkpoint 1"))
+    with pytest.raises(ValueError, match="folder: got .*'gbattn checkpoint 1'; want 'gbattn checkpoint 2'"):
         run(folder=tmp_path)
 
 
@@ -833,6 +1052,7 @@ def test_evaluate_counts_bytes_and_gives_the_mode_back():
     assert isinstance(found, Evaluation) and model.training
     assert found.bits_per_byte == pytest.approx(found.loss * found.n_tokens / math.log(2) / 3000, rel=1e-12)
     assert found == evaluate(model.eval(), TOKENS, n_bytes=3000) and not model.training
+    model.config.vocab_size = None  # which leaves it to the embedding
     with pytest.raises(IndexError):
         evaluate(model.train(), TOKENS + V)
     assert model.training
@@ -903,8 +1123,11 @@ def test_train_says_what_is_wrong(options, message):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_a_precision_of_gpus_needs_one(precision):
-    with pytest.raises(ValueError, match=f"precision: got '{precision}' without a GPU; want 'no' or 'bf16'"):
-        run(precision=precision)
+    for call in (run, check_precision):
+        with pytest.raises(ValueError, match=f"precision: got '{precision}' without a GPU; want 'no' or 'bf16'"):
+            call(precision=precision)
+    with pytest.raises(ValueError, match="precision: got 'fp17'; want one of 'no', 'tf32'"):
+        check_precision("fp17")
 
 
 @pytest.mark.parametrize("precision, during", [("no", None), ("bf16", None), ("tf32", "tf32")])
@@ -1014,6 +1237,42 @@ def test_a_model_of_ones_own_needs_the_sum_and_nothing_else():
     model, state = Plain(), torch.get_rng_state()
     assert run(model).finished and torch.equal(torch.get_rng_state(), state)
     assert evaluate(Plain(), TOKENS).loss == pytest.approx(evaluate(Toy(), TOKENS).loss, rel=1e-6)
+
+
+def test_a_compilation_that_fails_is_one_sentence(tmp_path):
+    code = "from test_15_training import run\ntry:\n    run(compile=True)\n"
+    code += "except RuntimeError as error:\n    print(error)"
+    nothing = {"CXX": str(tmp_path / "nothing"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=HERE, env=ENVIRONMENT | nothing)
+    assert re.fullmatch("torch.compile failed: .{9,200}; compile=False trains without it\n", said.stdout)
+
+
+@pytest.mark.parametrize("name", ["progress", "tensorboard"])
+@pytest.mark.parametrize("value", ["False", 0, None])
+def test_a_flag_is_a_truth_value(name, value, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}: got {value!r}; want True or False"):
+        train(Toy(), CORPUS, config(), folder=tmp_path, **{name: value})
+
+
+def test_tokens_that_the_model_has_not_are_refused():
+    beyond = np.append(TOKENS, V)
+    with pytest.raises(ValueError, match="model: got 20 token types; want the 21 of the corpus"):
+        run(corpus=SimpleNamespace(train=TOKENS, valid=beyond))
+    with pytest.raises(ValueError, match="tokens: got a number that is no token; want numbers below the 20"):
+        evaluate(Toy(), beyond)
+    with pytest.raises(ValueError, match="tokens: got numbers from -100 to 19"):  # a target that is not scored
+        evaluate(Toy(), np.append(TOKENS, -100))
+
+
+def test_equal_runs_write_equal_bytes(tmp_path, script):
+    given = json.dumps(config(steps=3).to_dict())
+    folders = tmp_path / "a", tmp_path / "b"
+    for process in [start([script, given, folder, 0.3]) for folder in folders]:
+        finish(process)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        one, two = ((checkpoints(folder)[3] / name).read_bytes() for folder in folders)
+        assert one == two
 
 
 def test_two_trainings_in_one_folder_are_refused(tmp_path):

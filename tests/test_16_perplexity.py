@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn import experiments
 from gbattn.conventions import Record
+from gbattn.corpora import _checksum_of_manifest
 from gbattn.experiments import (
     BOOSTED,
     EXPERIMENTS,
@@ -569,7 +570,8 @@ def test_killed_and_started_again_the_curve_is_the_same(finished, corpora, tmp_p
     assert len(records_of(LONG, tmp_path / "results")) < 4
     (kept,) = (path / "training.json" for path in under_way(tmp_path))
     state = json.loads(kept.read_text())
-    kept.write_text(json.dumps(state | {"seconds": 1e6}))  # by which the record of who goes on from it is known
+    state["seconds"] = 1e6  # by which the record of who goes on from it is known
+    kept.write_text(json.dumps(state | {"sha256": _checksum_of_manifest(state)}))
     process = start(LONG, corpora, tmp_path, 2)
     out, err = process.communicate()
     assert process.returncode == 0 and int(out) == 4, err.decode()
