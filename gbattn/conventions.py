@@ -16,7 +16,7 @@ import random
 import textwrap
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from importlib.util import find_spec
@@ -599,15 +599,13 @@ def _read_records(path: Path) -> list[Record]:
     entries = found if isinstance(found, list) else [found]
     some = bool(entries) and all(isinstance(entry, dict) for entry in entries)
     require(some, str(path), "no record", want)
-    want = "a whole one: delete it or mend the file"
     # Without its provenance a record would be given that of this machine.
     names = {part.name for part in fields(Record)}
-    whole = all(entry.keys() == names for entry in entries)
-    require(whole, str(path), "a damaged record", want)
-    try:
-        return [Record(**entry) for entry in entries]
-    except ValueError as error:
-        require(False, str(path), f"a damaged record ({error})", want)
+    with suppress(ValueError):
+        if all(entry.keys() == names for entry in entries):
+            return [Record(**entry) for entry in entries]
+    want = "a whole one: delete it or mend the file"
+    require(False, str(path), "a damaged record", want)
 
 
 def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
