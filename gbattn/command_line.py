@@ -14,8 +14,10 @@ import math
 import os
 import re
 import shlex
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -127,10 +129,17 @@ def options(command: str) -> list[Option]:
     command : str
         A name in `COMMANDS`.
 
+    Raises
+    ------
+    ValueError
+        For a name that is none.
+
     Notes
     -----
     Source: the appendix on the command line.
     """
+    known = isinstance(command, str) and command in COMMANDS
+    _require(known, "command", repr(command), "one of " + ", ".join(COMMANDS))
     function, _, instead = COMMANDS[command]
     help_of, found = _described(function.__doc__), []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -163,6 +172,12 @@ def _spelled(kind: object) -> object:
     """The type as tyro reads it from a word."""
     from tyro.constructors import PrimitiveConstructorSpec
 
+    def path(words: list[str]) -> Path | None:
+        if not words[0]:  # the path of no name is this folder
+            raise ValueError("want a path, such as . for this folder")
+        # A shell leaves the ~ of --folder=~/x.
+        return None if words[0] == "None" else Path(words[0]).expanduser()
+
     def shares(words: list[str]) -> tuple[int, int]:
         parts = words[0].split("/")
         if len(parts) != 2 or not all(part.isdecimal() for part in parts):
@@ -172,6 +187,8 @@ def _spelled(kind: object) -> object:
     ways = {
         dict: ("JSON", lambda words: json.loads(words[0]), json.dumps),
         tuple[int, int]: ("K/N", shares, lambda pair: "{}/{}".format(*pair)),
+        Path: ("PATH", path, str),
+        Path | None: ("{None}|PATH", path, str),
     }
     if kind not in ways:
         return kind
@@ -182,7 +199,7 @@ def _spelled(kind: object) -> object:
             nargs=1,
             metavar=metavar,
             instance_from_str=read,
-            is_instance=lambda value: isinstance(value, dict | tuple),
+            is_instance=lambda value: isinstance(value, dict | tuple | Path | None),
             str_from_instance=lambda value: [write(value)],
         ),
     ]
@@ -326,15 +343,23 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _put(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and move it there when it is whole."""
-    draft = path.with_name(f"{path.name}.draft-{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
-
-
 def _write(path: Path, content: dict) -> None:
+    from gbattn.conventions import _put
+
     _put(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _as_path(name: str, value: object) -> Path:
+    good = isinstance(value, str | Path) and value != ""
+    _require(good, name, repr(value), "a path")
+    return Path(value)
+
+
+def _check_configs(**given: object) -> None:
+    """Whether what stands for a dataclass is one."""
+    for name, (config, value) in given.items():
+        good = isinstance(value, _config(config))
+        _require(good, name, repr(value), f"a {config}")
 
 
 def _is_folder(corpus: str) -> bool:
@@ -342,6 +367,8 @@ def _is_folder(corpus: str) -> bool:
     whatever lies here."""
     from gbattn.corpora import HUB
 
+    good = isinstance(corpus, str)
+    _require(good, "corpus", repr(corpus), "a name, or a folder as a string")
     known = corpus in ("", "python-docs", *HUB)
     return not known and Path(corpus).is_dir()
 
@@ -375,7 +402,7 @@ def _check_device(device: str | None) -> None:
     try:
         torch.zeros(1, device=device).item()
         why = ""
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         why = str(error).partition("\n")[0]
     want = "cpu, or cuda where torch finds a GPU"
     _require(not why, "device", f"{device!r} ({why})", want)
@@ -385,7 +412,6 @@ def _check_device(device: str | None) -> None:
 _RUN = "run.json"
 _LOCK = ".lock"
 _FORMAT = "gbattn run 1"
-_WHOLE = {"corpus": str, "recipe": dict, "fingerprint": str, "training": dict}
 _RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
 
 
@@ -418,18 +444,29 @@ def _locked(folder: Path):
 
 
 def _read_run(folder: Path) -> dict:
+    """What a run is for, as `_claim` wrote it."""
+    from gbattn.conventions import is_count, read_json
+    from gbattn.corpora import _check_recipe
+
     path, want = folder / _RUN, "a folder that gbattn train made"
     _require(path.is_file(), "folder", f"{folder} without {_RUN}", want)
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        known = found["format"] == _FORMAT
-    except (ValueError, TypeError, KeyError):
-        known = False
+    found = read_json(path, want)
+    known = isinstance(found, dict) and found.get("format") == _FORMAT
     _require(known, str(path), "the file of another program or version", want)
-    whole = all(isinstance(found.get(name), kind) for name, kind in _WHOLE.items())
-    whole = whole and found["recipe"].keys() == _RECIPE
+    why, recipe = "a file that is damaged", found.get("recipe")
+    try:
+        whole = recipe.keys() == _RECIPE
+        most = recipe["max_train_tokens"]
+        whole = whole and (most is None or is_count(most))
+        for name in ("corpus", "fingerprint"):
+            whole = whole and isinstance(found[name], str)
+        _check_recipe("tokenizer", recipe["tokenizer"], recipe["vocab_size"])
+        _config("TrainConfig")(**found["training"])
+        _config("ModelConfig").from_dict(found["model"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        whole, why = False, f"{why} ({error})"
     cure = "what gbattn train wrote: copy it again, or train into another folder"
-    _require(whole, str(path), "a file that is damaged", cure)
+    _require(whole, str(path), why, cure)
     return found
 
 
@@ -455,15 +492,36 @@ def _claim(folder: Path, settings: dict) -> None:
 
 
 def _history(folder: Path) -> "History | None":
-    """The history of a finished run whose model was saved, if it can be read."""
+    """The history of a finished run whose model was saved."""
+    from gbattn.conventions import is_integer, is_number, read_json
     from gbattn.training import History
 
-    try:
-        found = History(**json.loads((folder / "history.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+    path, cure = (
+        folder / "history.json",
+        "what gbattn train wrote: copy or delete it",
+    )
+    if not path.is_file():
         return None
+    found = read_json(path, cure)
+    known = isinstance(found, dict) and found.keys() == vars(History()).keys()
+    _require(known, str(path), "no history", cure)
+    kinds = dict.fromkeys(("step", "tokens", "validation_step"), is_integer)
+    # An infinite gradient norm was written as null.
+    kinds["gradient_norm"] = lambda x: x is None or is_number(x)
+    lists = {name: found[name] for name, x in vars(History()).items() if x == []}
+    whole = all(
+        isinstance(x, list) and all(map(kinds.get(name, is_number), x))
+        for name, x in lists.items()
+    )
+    if whole:
+        looks = list(zip(lists.pop("validation_step"), lists["validation_loss"]))
+        whole = len(lists.pop("validation_loss")) == len(looks)
+        whole = whole and len(set(map(len, lists.values()))) == 1
+        whole = whole and (found["best_step"], found["best_loss"]) in looks
+        whole = whole and isinstance(found["finished"], bool)
+    _require(whole, str(path), "a history that is damaged", cure)
     saved = (folder / "model.safetensors").is_file()
-    return found if found.finished and saved else None
+    return History(**found) if found["finished"] and saved else None
 
 
 def _flat(settings: dict) -> dict:
@@ -477,11 +535,17 @@ def _flat(settings: dict) -> dict:
 
 def _save_tokenizer(corpus: "Corpus", folder: Path) -> None:
     """Everything of a corpus but its tokens."""
+    from gbattn.conventions import _put
     from gbattn.corpora import MANIFEST
 
+    name, want = corpus.manifest["tokenizer"]["file"], "tokenizer.json"
+    # Any other may be that of a file of ours, or lead out of the folder.
+    _require(
+        name == want, str(corpus.folder / MANIFEST), f"a tokenizer {name!r}", want
+    )
     # Byte for byte, as the one holds the checksum of the other.
-    for name in (corpus.manifest["tokenizer"]["file"], MANIFEST):
-        _put(folder / name, (corpus.folder / name).read_bytes())
+    for file in (name, MANIFEST):
+        _put(folder / file, (corpus.folder / file).read_bytes())
 
 
 def _open_tokenizer(folder: Path) -> "Corpus":
@@ -499,6 +563,16 @@ def _open_tokenizer(folder: Path) -> "Corpus":
 
 # %% ../nbs/Z_command_line.ipynb #f92d9949
 #| code-fold: true
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, with an exit code of its own."""
+
+
+def _stopped(stop: BaseException, end: str) -> KeyboardInterrupt:
+    """The same interruption, and what is kept; a SystemExit is that of SIGTERM."""
+    kind = KeyboardInterrupt if type(stop) is KeyboardInterrupt else _Terminated
+    return kind(end)
+
+
 def _bytes_of(corpus: "Corpus", split: str) -> int:
     """Bytes of what is scored in a split: all but its first token."""
     if corpus.lossless:
@@ -586,16 +660,24 @@ def _trained(
 
     kept = folder / "checkpoints"
     options = dict(folder=kept, tensorboard=tensorboard)
+
+    def end() -> str:
+        step = max(checkpoints(kept), default=0)
+        then = (
+            f"step {step} is kept in {folder}; the same command goes on from there"
+        )
+        return then if step else "nothing is kept yet"
+
     try:
         with _renamed(folder=str(kept)):
             history = train(model, text, training, **options)
-    except KeyboardInterrupt:
-        end, step = "nothing is kept yet", max(checkpoints(kept), default=0)
-        if step:
-            end = f"step {step} is kept in {folder}; the same command goes on from there"
-        raise KeyboardInterrupt(end) from None
-    model.save_pretrained(folder)
-    _write(folder / "history.json", _plain(history.to_dict()))
+    except (KeyboardInterrupt, SystemExit) as stop:
+        raise _stopped(stop, end()) from None
+    try:
+        model.save_pretrained(folder)
+        _write(folder / "history.json", _plain(history.to_dict()))
+    except OSError as error:  # such as that of a disk that is full
+        raise OSError(f"{error}; {end()}") from None
     return history
 
 
@@ -650,10 +732,20 @@ def train_model(
         Whether to write TensorBoard's files as well, to ``checkpoints/tensorboard``
         in the folder.
     """
+    from gbattn.conventions import check_flag
+    from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.training import checkpoints
+    from gbattn.training import _demand_gpu, checkpoints
 
     started = time.perf_counter()
+    folder = _as_path("folder", folder)
+    check_flag("tensorboard", tensorboard)
+    configs = {
+        "model": ("ModelConfig", model),
+        "training": ("TrainConfig", training),
+    }
+    _check_configs(**configs)
+    _demand_gpu(training.precision)  # before the text is read
     instead = "under torchrun or accelerate launch, call gbattn.training.train"
     _demand_one_process("train", instead)
     _demand_ours(folder)
@@ -693,6 +785,7 @@ def train_model(
         else:
             history = _trained(learner, text, training, folder, tensorboard)
     best = training.keep == "best"
+    bigram = bigram_loss(text.train, text.valid, text.vocab_size)
     loss = history.best_loss if best else history.validation_loss[-1]
     return {
         "folder": str(folder),
@@ -702,6 +795,7 @@ def train_model(
         "steps": history.step[-1],
         "best_step": history.best_step,
         "validation": _price(text, "valid", loss),
+        "bigram": _price(text, "valid", bigram),
         "sample": write(learner),
         "seconds": round(time.perf_counter() - started, 1),
     }
@@ -725,6 +819,7 @@ def _say_trained(result: dict) -> str:
     more = f"gbattn generate --folder {shlex.quote(result['folder'])}"
     said = (
         f"validation: {_say_price(result['validation'])}\n"
+        f"a bigram model: {_say_price(result['bigram'])}\n"
         f"saved in {result['folder']} after {_many(result['steps'], 'step')} and "
         f"{_many(round(result['seconds']), 'second')} ({more} writes more)"
     )
@@ -737,6 +832,7 @@ def _open_model(folder: Path, device: str | None):
 
     from gbattn.language_model import LanguageModel
 
+    folder = _as_path("folder", folder)
     _read_run(folder)
     done = (folder / "model.safetensors").is_file()
     want = "a finished one: the same gbattn train once more goes on with it"
@@ -768,7 +864,8 @@ def evaluate_model(
     split : {"test", "valid", "train"}, optional
         Which part of the corpus it was trained on; test by default.
     text : Path, optional
-        A UTF-8 file to score instead, cut by the model's own tokenizer.
+        A UTF-8 file to score instead, cut by the model's own tokenizer; read as
+        training reads, line ends as newlines and without a byte-order mark.
     corpus : str, optional
         Where the corpus is now, if it is not where it was in training: a folder of
         text, or one that gbattn tokenize wrote.
@@ -793,11 +890,12 @@ def evaluate_model(
         alone = text is None or value is None
         _require(alone, name, f"{value!r} with --text", "one of the two")
     model, reader = _open_model(folder, device)
-    run = _read_run(folder)
+    run = _read_run(Path(folder))
     if text is not None:
+        text = _as_path("text", text)
         _require(text.is_file(), "text", str(text), "a file")
         try:
-            content = text.read_text("utf-8")
+            content = text.read_text("utf-8-sig")  # as load_corpus reads it
         except UnicodeDecodeError as error:
             _require(False, "text", f"{text} ({error})", "UTF-8 text")
         tokens, about = reader.encode(content), str(text)
@@ -944,14 +1042,23 @@ def _say_tokenized(result: dict) -> str:
 
 # %% ../nbs/Z_command_line.ipynb #aad7a63b
 #| code-fold: true
+def _named(argument: str, name: object) -> "Experiment":
+    from gbattn.experiments import EXPERIMENTS
+
+    known = isinstance(name, str) and name in EXPERIMENTS
+    _require(known, argument, repr(name), f"one of {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
 def _folder_of_records(results: Path | None) -> Path:
     """Where records are: as asked, else where the book has them, else here."""
     from gbattn.conventions import _check_folder, results_folder
 
     try:
-        found = results or results_folder()
+        found = results_folder() if results is None else results
     except ValueError:
         found = Path("results")
+    found = _as_path("results", found)
     _check_folder("results", found)
     return found
 
@@ -1064,22 +1171,21 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
-    from gbattn.conventions import is_count
+    from gbattn.conventions import is_count, is_integer
     from gbattn.experiments import EXPERIMENTS, _demand_writable, run
 
     _require(is_count(workers), "workers", workers, "a positive integer")
     _demand_one_process("run", "--workers starts more")
+    want = "K/N with K from 1 to N, such as 2/8"
+    pair = isinstance(shard, tuple | list) and len(shard) == 2
+    _require(pair and all(map(is_integer, shard)), "shard", repr(shard), want)
     k, n = shard
-    _require(
-        1 <= k <= n, "shard", f"{k}/{n}", "K/N with K from 1 to N, such as 2/8"
-    )
+    _require(1 <= k <= n, "shard", f"{k}/{n}", want)
     folder = _folder_of_records(results)
     if name is None:
         found = [_stands(experiment, folder) for experiment in EXPERIMENTS.values()]
         return {"folder": str(folder), "experiments": found}
-    known = ", ".join(EXPERIMENTS)
-    _require(name in EXPERIMENTS, "name", repr(name), f"one of {known}")
-    experiment = EXPERIMENTS[name]
+    experiment = _named("name", name)
     before = _stands(experiment, folder)
     _tell(_say_standing(before))
     with _renamed(rates_from=name):
@@ -1092,11 +1198,10 @@ def run_experiment(
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
         records = run(experiment, workers=workers, shard=shard, **places)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"what is finished is in {folder / name}; the same command goes on from "
-            "there, an unfinished run from its last checkpoint"
-        ) from None
+    except (KeyboardInterrupt, SystemExit) as stop:
+        end = f"what is finished is in {folder / name}; the same command goes on from "
+        end += "there, an unfinished run from its last checkpoint"
+        raise _stopped(stop, end) from None
     return {"folder": str(folder), "experiments": [_standing(experiment, records)]}
 
 
@@ -1124,16 +1229,10 @@ def _say_run(result: dict) -> str:
 def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
     """The records of an experiment that are compared, the arms whose rate lies at an
     edge, and how many runs are in."""
-    from gbattn.experiments import (
-        EXPERIMENTS,
-        best_rates,
-        rates_at_edge,
-        records_of,
-    )
+    from gbattn.conventions import _FETCH
+    from gbattn.experiments import best_rates, rates_at_edge, records_of
 
-    known = ", ".join(EXPERIMENTS)
-    _require(name in EXPERIMENTS, argument, repr(name), f"one of {known}")
-    experiment, rate = EXPERIMENTS[name], "learning_rate"
+    experiment, rate = _named(argument, name), "learning_rate"
     others = " and ".join(sorted(set(experiment.grid) - {rate}))
     _require(
         not others,
@@ -1150,7 +1249,8 @@ def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
         bool(records),
         argument,
         f"{name!r}, of which {folder} has no run",
-        f"an experiment that was run: gbattn run {name} runs it",
+        f"an experiment that was run: gbattn run {name} runs it; or the book's records: "
+        f"{_FETCH}",
     )
     done = len(records)
     if rate in experiment.grid:
@@ -1197,6 +1297,8 @@ def compare_arms(
     """
     from gbattn.experiments import EXPERIMENTS, compare
 
+    good = isinstance(beside, tuple | list)
+    _require(good, "beside", repr(beside), "a tuple of names")
     folder = _folder_of_records(results)
     arms, records, done, planned, untuned = [], [], 0, 0, set()
     for argument, one in [("name", name), *(("beside", other) for other in beside)]:
@@ -1313,8 +1415,11 @@ def measure_arms(
     from gbattn.cost import measure_machine
     from gbattn.language_model import LanguageModel, model_cost, parameter_count
 
+    _check_configs(model=("ModelConfig", model))
     known = dtype in ("float32", "bfloat16")
     _require(known, "dtype", repr(dtype), "float32 or bfloat16")
+    good = isinstance(arms, tuple | list) and all(isinstance(a, str) for a in arms)
+    _require(good, "arms", repr(arms), "a tuple of names")
     _require(len(arms) > 0, "arms", "none", "one or more")
     once = len(set(arms)) == len(arms)
     _require(once, "arms", " ".join(arms), "each name once")
@@ -1447,8 +1552,8 @@ def _overview() -> str:
             "",
             "gbattn COMMAND --help lists the options of a command. All take --json.",
             "Exit codes: 0 done, 1 failed, 2 a word or an option is at fault (which and",
-            "why is on standard error), 130 stopped by Ctrl-C. gbattn --version says which",
-            "version this is.",
+            "why is on standard error), 130 stopped by Ctrl-C, 143 by SIGTERM. gbattn",
+            "--version says which version this is.",
         ]
     )
 
@@ -1476,6 +1581,24 @@ def _act(words: list[str]) -> int:
     say = COMMANDS[command].say
     print(json.dumps(_plain(result)) if as_json else say(result), flush=True)
     return 0
+
+
+@contextmanager
+def _heeding_sigterm():
+    """Let SIGTERM end a command as Ctrl-C does, unless our caller sees to it."""
+
+    def end(*_):
+        raise _Terminated
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _prepare_streams() -> None:
@@ -1510,18 +1633,30 @@ def main(words: Sequence[str] | None = None) -> int:
     -------
     int
         The exit code: 0 done, 1 failed, 2 a word or an option is at fault, 130
-        stopped by Ctrl-C. Which and why is on standard error.
+        stopped by Ctrl-C, 143 by SIGTERM. Which and why is on standard error.
+
+    Raises
+    ------
+    ValueError
+        For words that are no sequence of strings.
 
     Notes
     -----
-    Results go to standard output, all else to standard error. Source: the appendix
-    on the command line.
+    Results go to standard output, all else to standard error: of an error that is
+    not ours one line, with ``GBATTN_DEBUG`` set all of it. Source: the appendix on
+    the command line.
     """
-    words = list(sys.argv[1:] if words is None else words)
+    words = sys.argv[1:] if words is None else words
+    good = isinstance(words, Sequence) and not isinstance(words, str)
+    good = good and all(isinstance(word, str) for word in words)
+    if not good:
+        _require(False, "words", repr(words), "a sequence of strings")
+    words = list(words)
     about = " ".join(["gbattn", *words[:1]])
     _prepare_streams()
     try:
-        return _act(words)
+        with _heeding_sigterm():
+            return _act(words)
     except SystemExit as end:  # tyro has said why
         return end.code
     except _UsageError as error:
@@ -1529,7 +1664,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         _tell(f"\n{about}: stopped; {stop}".rstrip("; "))
-        return 130
+        return 143 if isinstance(stop, _Terminated) else 130
     except BrokenPipeError:  # whoever read standard output has gone, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -1537,5 +1672,14 @@ def main(words: Sequence[str] | None = None) -> int:
         _tell(f"{about}: needs {error.name}: pip install 'gbattn[cli]'")
         return 1
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
-        _tell(f"{about}: {' '.join(str(error).split()) or type(error).__name__}")
+        if os.environ.get("GBATTN_DEBUG"):
+            raise
+        from gbattn.experiments import _one_line
+
+        _tell(f"{about}: {_one_line(error)}")
         return 1
+
+
+# A notebook is "__main__" as well, and is no file.
+if __name__ == "__main__" and "__file__" in globals():
+    sys.exit(main())

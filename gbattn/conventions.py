@@ -16,7 +16,7 @@ import random
 import textwrap
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from importlib.util import find_spec
@@ -450,6 +450,12 @@ def figure_style() -> None:
     )
 
 # %% ../nbs/00_conventions.ipynb #a87103c0
+# Records are no part of the package.
+_FETCH = (
+    "git clone https://github.com/gbattn/gbattn, then GBATTN_RESULTS=gbattn/results"
+)
+
+
 def results_folder() -> Path:
     """Return the folder of records: ``GBATTN_RESULTS`` if set, else the nearest
     ``results`` at or above here.
@@ -475,7 +481,7 @@ def results_folder() -> Path:
         bool(found),
         "GBATTN_RESULTS",
         f"nothing, and no folder results at or above {here}",
-        "the folder of the book's records",
+        f"the folder of the book's records: {_FETCH}",
     )
     return found[0]
 
@@ -497,6 +503,28 @@ def _provenance() -> dict[str, object]:
     }
 
 
+def _put(path: Path, content: bytes) -> None:
+    """Write a file beside its place, and move it there when it is whole; an error
+    names the file, which that of a full disk does not."""
+    # A name of its own, as another process may write the same file.
+    draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(error.errno, why, str(path)) from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _check_name(argument: str, name: object) -> None:
+    """Whether a name is one of a file or a folder, and leads nowhere else."""
+    plain = isinstance(name, str) and name.strip(". ") != ""
+    plain = plain and not set(name) & set("/\\\0")
+    require(plain, argument, repr(name), "a name, and no path")
+
+
 @dataclass(frozen=True)
 class Record:
     """What one run measured, under which settings, and where.
@@ -514,6 +542,11 @@ class Record:
         Versions, machine, date and profile; filled in by itself. For a published
         number: its source.
 
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
+
     Notes
     -----
     Source: chapter 0 of the book.
@@ -523,6 +556,12 @@ class Record:
     settings: dict
     measured: dict
     provenance: dict = field(default_factory=_provenance)
+
+    def __post_init__(self):
+        _check_name("experiment", self.experiment)
+        for name in ("settings", "measured", "provenance"):
+            value = getattr(self, name)
+            require(isinstance(value, dict), name, repr(value), "a dictionary")
 
     @property
     def quotable(self) -> dict:
@@ -543,8 +582,8 @@ class Record:
         Written beside and moved into place, so a run that is cut off leaves no half
         record.
         """
+        _check_name("name", name)
         path = Path(folder or results_folder()) / self.experiment / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(
             asdict(self),
             indent=1,
@@ -552,32 +591,25 @@ class Record:
             allow_nan=False,
             default=lambda number: number.item(),  # of NumPy or torch
         )
-        # A name of its own, as another process may save the same record.
-        draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
-        try:
-            draft.write_text(text + "\n", encoding="utf-8")
-            return draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _put(path, f"{text}\n".encode())
+        return path
 
 
 def _read_records(path: Path) -> list[Record]:
     """What a file of one record, or of a list of them, holds."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        entries = found if isinstance(found, list) else [found]
-        seen = [
-            {key: type(part) for key, part in entry.items()} for entry in entries
-        ]
-    except (ValueError, AttributeError):  # no text, no JSON, or other JSON
-        seen = []
-    require(bool(seen), str(path), "no record", "one: mend the file or delete it")
+    want = "a record: mend the file or delete it"
+    found = read_json(path, want)
+    entries = found if isinstance(found, list) else [found]
+    some = bool(entries) and all(isinstance(entry, dict) for entry in entries)
+    require(some, str(path), "no record", want)
     # Without its provenance a record would be given that of this machine.
-    kinds = {part.name: part.type for part in fields(Record)}
-    whole = all(kind == kinds for kind in seen)
+    names = {part.name for part in fields(Record)}
+    with suppress(ValueError):
+        if all(entry.keys() == names for entry in entries):
+            return [Record(**entry) for entry in entries]
     want = "a whole one: delete it or mend the file"
-    require(whole, str(path), "a damaged record", want)
-    return [Record(**entry) for entry in entries]
+    require(False, str(path), "a damaged record", want)
 
 
 def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
@@ -604,6 +636,7 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
     -----
     Source: chapter 0 of the book.
     """
+    _check_name("experiment", experiment)
     folder = Path(folder or results_folder())
     single, many = (
         folder / f"{experiment}.json",

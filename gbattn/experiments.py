@@ -32,10 +32,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from gbattn.conventions import (
+    _FETCH,
     COLOURS,
     Record,
     _check_packages,
     _read_records,
+    check_flag,
     is_count,
     is_integer,
     is_number,
@@ -89,7 +91,9 @@ def paired_interval(
     mean ± t · s / √n with n − 1 degrees of freedom. Source: chapter 16; Student
     (1908).
     """
-    n = len(differences)
+    good = isinstance(differences, Iterable)
+    require(good, "differences", repr(differences), "two or more")
+    n = len(differences := list(differences))
     require(n > 1, "differences", f"{n} of them", "two or more")
     odd = next((x for x in differences if not is_number(x)), None)
     require(odd is None, "differences", odd, "finite numbers")
@@ -162,6 +166,19 @@ MEASURES: dict[str, Callable[[ModelConfig], int]] = {
 _CHANGES = ("d_model", "n_layers")
 
 
+def _check_one_of(argument: str, value: object, known: Iterable[str]) -> None:
+    good = isinstance(value, str) and value in known
+    require(good, argument, repr(value), "one of " + ", ".join(known))
+
+
+def _check_open(config: ModelConfig) -> None:
+    """Whether the feed-forward width of a model is still to be set."""
+    good = isinstance(config, ModelConfig)
+    require(good, "config", repr(config), "a ModelConfig")
+    got = f"d_ffn = {config.d_ffn}"
+    require(config.d_ffn is None, "config", got, "d_ffn = None, to be set")
+
+
 def matched(
     config: ModelConfig,
     target: ModelConfig,
@@ -199,16 +216,11 @@ def matched(
     -----
     Source: chapter 16.
     """
-    require(by in MEASURES, "by", repr(by), "one of " + ", ".join(MEASURES))
-    require(
-        change in _CHANGES, "change", repr(change), "one of " + ", ".join(_CHANGES)
-    )
-    require(
-        config.d_ffn is None,
-        "config",
-        f"d_ffn = {config.d_ffn}",
-        "d_ffn = None, to be set",
-    )
+    _check_one_of("by", by, MEASURES)
+    _check_one_of("change", change, _CHANGES)
+    good = isinstance(target, ModelConfig)
+    require(good, "target", repr(target), "a ModelConfig")
+    _check_open(config)
     return _fitted(config, MEASURES[by], MEASURES[by](target), change)
 
 
@@ -238,6 +250,47 @@ def _fitted(
 
 # %% ../nbs/16_perplexity.ipynb #c58d0080
 #| code-fold: true
+_is_loss = lambda x: x is None or is_number(x)
+_are_numbers = lambda x: isinstance(x, list) and all(map(is_number, x))
+# What is read of the record of a run; the last line only where it is there, as not of a
+# run that diverged.
+_SETTINGS = dict(arm=str, label=str, corpus=str, text=dict, model=dict)
+_SETTINGS |= dict(seed=is_integer, learning_rate=is_number)
+_MEASURED = dict(diverged=bool, parameters=is_count, non_embedding=is_count)
+_MEASURED |= dict(valid_loss=_is_loss, test_loss=_is_loss)
+_TIMED = dict(training_flops=is_number, seconds=is_number)
+_TIMED |= dict(train_step=_are_numbers, train_seconds=_are_numbers)
+
+
+def _wrong(record: Record) -> list[str]:
+    """What the record of a run lacks, or has of another kind."""
+    s, m = record.settings, record.measured
+    timed = {name: kind for name, kind in _TIMED.items() if name in m}
+    fits = lambda x, kind: (
+        isinstance(x, kind) if isinstance(kind, type) else kind(x)
+    )
+    return [
+        name
+        for part, kinds in ((s, _SETTINGS), (m, _MEASURED | timed))
+        for name, kind in kinds.items()
+        if name not in part or not fits(part[name], kind)
+    ] + ["fingerprint"] * ("fingerprint" not in (s.get("text") or ()))
+
+
+def _of_runs(records: Iterable[Record]) -> Iterator[Record]:
+    """The records one by one, as long as they are of runs."""
+    good = isinstance(records, Iterable)
+    want = "records, as run and records_of return them"
+    require(good, "records", type(records).__name__, want)
+    for record in records:
+        good = isinstance(record, Record)
+        require(good, "records", f"a {type(record).__name__}", want)
+        wrong = _wrong(record)
+        got = f"one of {record.experiment} without a good {', '.join(wrong)}"
+        require(not wrong, "records", got, want)
+        yield record
+
+
 def step_seconds(records: Iterable[Record]) -> float:
     """Return the seconds of a training step: the median of the fastest quarter of
     all stretches between two points of the learning curves.
@@ -258,7 +311,7 @@ def step_seconds(records: Iterable[Record]) -> float:
     model; the very fastest says most about the clock. Source: chapter 16.
     """
     found = []
-    for m in (record.measured for record in records):
+    for m in (record.measured for record in _of_runs(records)):
         if m["diverged"]:  # such as one that was no better than a guess
             continue
         points = list(zip(m.get("train_step", ()), m.get("train_seconds", ())))
@@ -309,13 +362,8 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     -----
     Source: chapter 16.
     """
-    require(
-        config.d_ffn is None,
-        "config",
-        f"d_ffn = {config.d_ffn}",
-        "d_ffn = None, to be set",
-    )
-    records = [r for r in records if not r.measured["diverged"]]
+    _check_open(config)
+    records = [r for r in _of_runs(records) if not r.measured["diverged"]]
     wanted = [r for r in records if r.settings["arm"] == slow]
     sizes: dict[int, list[Record]] = {}
     for record in records:
@@ -360,6 +408,12 @@ def _cached(spec: "CorpusSpec") -> Corpus | None:
         except (OSError, ValueError):  # damaged; another copy may be whole
             continue
     return None
+
+
+def _check_paths(**given: object) -> None:
+    for argument, value in given.items():
+        good = value is None or isinstance(value, str | os.PathLike)
+        require(good, argument, repr(value), "a path")
 
 
 @lru_cache(8)
@@ -453,6 +507,7 @@ class CorpusSpec:
             When the folder is not there, or holds another text than the fingerprint
             says; and as `gbattn.corpora.load_corpus` does.
         """
+        _check_paths(corpora=corpora)
         root = corpora or os.environ.get("GBATTN_CORPORA")
         return _load(self, None if root is None else str(root))
 
@@ -460,7 +515,8 @@ class CorpusSpec:
 #| code-fold: true
 def _check_name(name: str, marks: str) -> None:
     """Whether a name can be that of a file or folder, and no dots alone."""
-    plain = bool(name.strip(".")) and all(c.isalnum() or c in marks for c in name)
+    plain = isinstance(name, str) and name.strip(".") != ""
+    plain = plain and all(c.isalnum() or c in marks for c in name)
     *most, last = marks
     want = f"letters, digits, {', '.join(most)} and {last}"
     require(plain, "name", repr(name), want)
@@ -519,9 +575,9 @@ class Arm:
             ("equal_in", (*MEASURES, "time")),
             ("change", _CHANGES),
         ):
-            value = getattr(self, argument)
-            want = "one of " + ", ".join(known)
-            require(value in known, argument, repr(value), want)
+            _check_one_of(argument, getattr(self, argument), known)
+        good = isinstance(self.label, str)
+        require(good, "label", repr(self.label), "a string")
         rival = self.equal_to
         good = rival is None or isinstance(rival, Arm)
         require(good, "equal_to", repr(rival), "an Arm, or None")
@@ -686,6 +742,9 @@ class Experiment:
 
     def __post_init__(self):
         _check_name(self.name, "_-.")
+        for argument in ("question", "rate_of"):
+            value = getattr(self, argument)
+            require(isinstance(value, str), argument, repr(value), "a string")
         good = isinstance(self.corpus, CorpusSpec)
         require(good, "corpus", repr(self.corpus), "a CorpusSpec")
         _check_dictionaries(model=self.model, train=self.train, grid=self.grid)
@@ -723,14 +782,15 @@ class Experiment:
             *((f"arm {arm.name}", ModelConfig, arm.model) for arm in self.arms),
             *((f"arm {arm.name}", TrainConfig, arm.train) for arm in self.arms),
         ):
-            wrong = sorted(set(given) - (_names(owner) - {"vocab_size", "seed"}))
+            wrong = set(given) - (_names(owner) - {"vocab_size", "seed"})
+            wrong = sorted(wrong, key=str)
             require(
                 not wrong,
                 argument,
                 wrong,
                 f"fields of {owner.__name__} but vocab_size and seed",
             )
-        wrong = sorted(set(self.grid) - known)
+        wrong = sorted(set(self.grid) - known, key=str)
         require(
             not wrong,
             "grid",
@@ -902,7 +962,7 @@ class Experiment:
             len(sweep) == planned,
             "rates_from",
             f"{len(sweep)} of the {planned} runs of {name}",
-            f"all of them: run {name} first",
+            f"all of them: run {name} first, or take the book's: {_FETCH}",
         )
         return sweep
 
@@ -922,10 +982,7 @@ def _loss(record: Record, metric: str) -> float:
 def _of_one_text(records: Iterable[Record]) -> Iterator[Record]:
     """The records one by one, as long as their text is that of the first."""
     first = None
-    good = isinstance(records, Iterable)
-    want = "records, as run and records_of return them"
-    require(good, "records", type(records).__name__, want)
-    for record in records:
+    for record in _of_runs(records):
         text = record.settings["corpus"], record.settings["text"]["fingerprint"]
         first = first or text
         want = f"{first}, as the first: losses on different tokens do not compare"
@@ -938,12 +995,9 @@ def _by_rate(
 ) -> dict[str, dict[float, float]]:
     """The mean of a number of validation over the seeds, of each arm at each
     learning rate, from the lowest rate on."""
-    require(
-        not metric.startswith("test"),
-        "metric",
-        repr(metric),
-        "one of valid: test is not to choose by",
-    )
+    good = isinstance(metric, str) and not metric.startswith("test")
+    want = "one of valid: test is not to choose by"
+    require(good, "metric", repr(metric), want)
     found: dict[str, dict[float, dict[int, float]]] = {}
     for record in _of_one_text(records):
         arm, rate, seed = (
@@ -1138,16 +1192,8 @@ def _read(path: Path, one: Run, text: str | None = None) -> Record:
     require(len(found) == 1, str(path), f"{len(found)} records", "one, of one run")
     record, parts = found[0], ("text", "model", "train")
     known = json.loads(json.dumps(one.settings))
-    always = {"diverged", "parameters", "non_embedding", "valid_loss", "test_loss"}
-    try:
-        whole = known.keys() <= record.settings.keys()
-        whole = whole and always <= record.measured.keys()
-        whole = whole and all(
-            isinstance(record.settings[part], dict) for part in parts
-        )
-        whole = whole and "fingerprint" in record.settings["text"]
-    except AttributeError:  # no dictionaries
-        whole = False
+    whole = known.keys() <= record.settings.keys() and not _wrong(record)
+    whole = whole and isinstance(record.settings["train"], dict)
     require(
         whole,
         str(path),
@@ -1175,8 +1221,8 @@ def _finished(one: Run, folder: Path, text: str | None = None) -> Record | None:
     if not path.is_file():
         return None
     record = _read(path, one, text)
-    got = record.experiment, record.settings["arm"]
-    mine = one.experiment, one.arm.name
+    got = record.experiment, record.settings["arm"], record.settings["seed"]
+    mine = one.experiment, one.arm.name, one.seed
     want = f"{mine}: delete the record, and run it again"
     require(got == mine, str(path), f"a record of {got}", want)
     return record
@@ -1234,6 +1280,7 @@ def records_of(
     Source: chapter 16.
     """
     experiment = _named(experiment)
+    _check_paths(folder=folder)
     folder, sweep = Path(folder or results_folder()), experiment.rates_from
     if not (folder / experiment.name).is_dir():
         return []
@@ -1241,6 +1288,16 @@ def records_of(
         return []
     runs = experiment.tuned(folder).runs()
     return [record for one in runs if (record := _finished(one, folder))]
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says: in full if it is a sentence of ours, else its first line, and
+    of that no more than 300 characters; that of a compiler has a thousand."""
+    said = str(error).strip()
+    if not isinstance(error, ValueError):
+        line = said.partition("\n")[0]
+        said = line if len(line) <= 300 else f"{line[:299]}…"
+    return " ".join(said.split()) or type(error).__name__
 
 
 def _work(
@@ -1294,7 +1351,7 @@ def _work(
                 except Timeout:
                     continue
                 except Exception as error:  # noted while the lock is held
-                    why = " ".join(str(error).split()) or type(error).__name__
+                    why = _one_line(error)
                     with failures.open("a", encoding="utf-8") as file:
                         file.write(f"{one.id} {one.name}: {why}\n")
                     errors.append(error)
@@ -1361,6 +1418,8 @@ def _wait_for_workers(count: int, share: tuple) -> list[int]:
             process.stdin.close()
             if process.poll() is None:
                 process.terminate()
+        for process in processes:
+            process.wait()
 
 
 def _text_at_hand(spec: "CorpusSpec", corpora: str | None) -> str | None:
@@ -1453,6 +1512,8 @@ def run(
     require(is_count(workers), "workers", repr(workers), "a positive integer")
     pair = isinstance(shard, (tuple, list)) and len(shard) == 2
     require(pair, "shard", repr(shard), "(k, n) with k from 1 to n")
+    check_flag("progress", progress)
+    _check_paths(folder=folder, work=work, corpora=corpora)
     folder = Path(folder or results_folder())
     work = Path(
         work
@@ -1585,7 +1646,7 @@ def compare(
             "one: choose a learning rate first",
         )
         arms[arm][seed] = record
-    known = reference in arms
+    known = isinstance(reference, str) and reference in arms
     require(
         known,
         "reference",

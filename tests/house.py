@@ -23,7 +23,7 @@ from nbdev_pages import split_cell, tags_of, test_flags
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
 CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 WORDS = 6  # an alt text shorter than this says nothing
-NOT_EXPORTED = ("__init__.py",)  # written by hand, but for the version
+NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
 
 
 # ---- Reading the book ----

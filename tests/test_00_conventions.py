@@ -217,39 +217,50 @@ def test_numbers_of_numpy_and_torch_keep_their_kind(tmp_path):
 
 
 def test_every_save_has_a_draft_of_its_own_and_removes_it(tmp_path, monkeypatch):
-    drafts, write = [], Path.write_text
+    drafts, write = [], Path.write_bytes
 
-    def overtaken(draft, text, **options):  # another process saves the same record meanwhile
+    def overtaken(draft, content):  # another process saves the same record meanwhile
         drafts.append(draft)
         if len(drafts) == 1:
             record.save("same", tmp_path)
-        return write(draft, text, **options)
+        return write(draft, content)
 
-    def full(draft, text, **options):
-        write(draft, text[:9], **options)
-        raise OSError("no space left")
+    def full(draft, content):
+        write(draft, content[:9])
+        raise OSError(28, "No space left on device")
 
     record = Record("trial", {}, {"error": 0.5})
-    monkeypatch.setattr(Path, "write_text", overtaken)
+    monkeypatch.setattr(Path, "write_bytes", overtaken)
     path = record.save("same", tmp_path)
     assert len(set(drafts)) == 2 and load_records("trial", tmp_path) == [record]
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
         record.save("same", tmp_path)
+    assert caught.value.filename == str(path)  # which the system does not say
     assert list(path.parent.iterdir()) == [path] and load_records("trial", tmp_path) == [record]
 
 
-NO_RECORDS = ["", "[]", "[1]", "3", "\udcff"]
+NO_JSON = ["", "{", "\udcff", "[" * 100_000]
+NO_RECORDS = ["[]", "[1]", "3"]
 DAMAGED = ['{"experiment": "x"}', '{"experiment": "x", "settings": {}, "measured": {}}'] + [
     json.dumps(dict(experiment="x", settings={}, measured={}, provenance={}) | wrong)
-    for wrong in ({"experiment": 1}, {"settings": [1]}, {"measured": 3}, {"provenance": None}, {"seed": 0})
+    for wrong in (
+        {"experiment": 1},
+        {"experiment": "../../x"},
+        {"settings": [1]},
+        {"measured": 3},
+        {"provenance": None},
+        {"seed": 0},
+    )
 ]
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [(text, "no record; want one: mend the file or delete it") for text in NO_RECORDS]
+    [(text, r"\w+Error: .*; want a record: mend the file or delete it") for text in NO_JSON]
+    + [(text, "no record; want a record: mend the file or delete it") for text in NO_RECORDS]
     + [(text, "a damaged record; want a whole one: delete it or mend the file") for text in DAMAGED],
+    ids=repr,
 )
 def test_a_file_that_holds_no_record_is_named(text, sentence, tmp_path):
     (tmp_path / "trial").mkdir()
@@ -287,3 +298,36 @@ def test_a_verdict_is_a_truth_value_or_open():
 def test_an_unknown_name_is_no_array():
     with pytest.raises(ValueError, match="tensors: got the name 'foo'; want an array of SYMBOLS"):
         check_tensors(foo=torch.ones(2))
+
+
+PATHS = ["../x", "a/b", "a\\b", "/x", "..", ".", "", "a\0b", 3, None]
+
+
+@pytest.mark.parametrize("name", PATHS, ids=repr)
+def test_no_record_is_written_or_read_outside_its_folder(name, tmp_path):
+    outside, inside = tmp_path / "x", tmp_path / "results"
+    outside.mkdir()
+    inside.mkdir()
+    Record("x", {}, {}).save("one", tmp_path)
+    before = set(tmp_path.rglob("*"))
+    for call, argument in (
+        (lambda: Record(name, {}, {}), "experiment"),
+        (lambda: Record("x", {}, {}).save(name, inside), "name"),
+        (lambda: load_records(name, inside), "experiment"),
+    ):
+        with pytest.raises(ValueError, match=f"^{argument}: got .*; want a name, and no path$"):
+            call()
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["settings", "measured", "provenance"])
+def test_a_record_is_of_dictionaries(name):
+    with pytest.raises(ValueError, match=rf"^{name}: got \[1\]; want a dictionary$"):
+        Record("x", **{"settings": {}, "measured": {}} | {name: [1]})
+
+
+@pytest.mark.parametrize("value", ["False", 0, 1, None, np.bool_(True)])
+def test_a_flag_is_a_truth_value(value):
+    conventions.check_flag("progress", True)
+    with pytest.raises(ValueError, match="^progress: got .*; want True or False$"):
+        conventions.check_flag("progress", value)

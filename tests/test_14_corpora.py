@@ -23,6 +23,7 @@ from gbattn.corpora import (
     HUB,
     SPLITS,
     TokenStream,
+    bigram_loss,
     bits_per_byte,
     load_corpus,
     open_corpus,
@@ -1270,3 +1271,63 @@ def test_the_module_is_named_in_the_import_of_nothing_heavy():
     code = "import sys, gbattn.corpora; print({'datasets', 'tokenizers', 'sklearn', 'matplotlib'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
     assert Path(corpora.__file__).name == "corpora.py"
+
+
+# ---- The bigram model ----
+
+
+def bigram_by_counting(train, a, b, V):
+    """The probability of b after a, pair by pair."""
+    pairs = list(zip(train, train[1:]))
+    counts = {pair: pairs.count(pair) for pair in pairs}
+    once, twice = ([*counts.values()].count(n) for n in (1, 2))
+    D = once / (once + 2 * twice) if once else 0.5
+    p = (sum(y == b for _, y in counts) + 1) / (len(counts) + V)
+    total = sum(x == a for x, _ in pairs)
+    if not total:
+        return p
+    return (max(counts.get((a, b), 0) - D, 0) + D * sum(x == a for x, _ in counts) * p) / total
+
+
+TRAIN = st.lists(st.integers(0, 4), min_size=2, max_size=30)
+
+
+@settings(deadline=None)
+@given(TRAIN, TRAIN)
+def test_the_bigram_loss_is_that_of_a_distribution(train, valid):
+    """What follows each token sums to one; the loss is its mean, at any length."""
+    at = lambda *pair: math.exp(-bigram_loss(np.array(train), np.array(pair), 6))
+    for a in range(6):
+        assert math.fsum(at(a, b) for b in range(6)) == pytest.approx(1)
+    nats = [-math.log(bigram_by_counting(train, a, b, 6)) for a, b in zip(valid, valid[1:])]
+    assert bigram_loss(np.array(train), np.array(valid), 6) == pytest.approx(math.fsum(nats) / len(nats))
+
+
+def test_the_bigram_loss_of_a_known_language():
+    """Near the entropy of a Markov chain, over more tokens than are read at once; an unlearnable text costs ln V."""
+    rng = np.random.default_rng(0)
+    step = rng.choice([1, 2, 5], size=2**22 + 5000, p=[0.5, 0.25, 0.25])
+    chain = (np.cumsum(step) % 50).astype(np.uint16)
+    entropy = 1.5 * math.log(2)
+    assert bigram_loss(chain[:-2000], chain[-2000:], 50) == pytest.approx(entropy, abs=0.05)
+    assert bigram_loss(chain[-50_000:], chain, 50) == pytest.approx(entropy, abs=0.05)
+    noise = rng.integers(0, 50, 200_000)
+    assert bigram_loss(noise[:100_000], noise[100_000:], 50) == pytest.approx(math.log(50), abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (([0], [0, 1], 2), "train: got 1 tokens; want 2 or more"),
+        (([0, 1], [], 2), "tokens: got dtype float64, shape .*; want token"),
+        (([0, 1], [0], 2), "valid: got 1 tokens; want 2 or more"),
+        (([0, 2], [0, 1], 2), "train: got a number outside; want 0 to 1"),
+        (([0, 1], [0, -100], 2), "valid: got a number outside; want 0 to 1"),
+        (([0, 1], [0, 1], True), "vocab_size: got True; want a positive integer"),
+        (([0, 1], [0, 1], 2.5), "vocab_size: got 2.5; want a positive integer"),
+        (("text", [0, 1], 2), "tokens: got dtype"),
+    ],
+)
+def test_a_bigram_model_wants_tokens(arguments, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        bigram_loss(*arguments)

@@ -678,6 +678,13 @@ def test_where_runs_live_is_looked_at_before_any_run(corpora, tmp_path, monkeypa
         lambda found: found | {"measured": {k: v for k, v in found["measured"].items() if k != "test_loss"}},
         lambda found: found | {"settings": found["settings"] | {"text": {"name": "tiny"}}},
         lambda found: found | {"measured": None},
+        lambda found: found | {"measured": found["measured"] | {"diverged": "no"}},
+        lambda found: found | {"measured": found["measured"] | {"valid_loss": "3.5"}},
+        lambda found: found | {"measured": found["measured"] | {"test_loss": math.nan}},
+        lambda found: found | {"measured": found["measured"] | {"parameters": -1}},
+        lambda found: found | {"measured": found["measured"] | {"seconds": None}},
+        lambda found: found | {"measured": found["measured"] | {"train_step": [0, True]}},
+        lambda found: found | {"settings": found["settings"] | {"learning_rate": "fast"}},
     ],
 )
 def test_a_record_that_is_not_whole_is_damaged(finished, tmp_path, change):
@@ -689,7 +696,9 @@ def test_a_record_that_is_not_whole_is_damaged(finished, tmp_path, change):
         records_of(TINY, tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"experiment": "other"}, {"settings": {"arm": "boosted_residual"}}])
+@pytest.mark.parametrize(
+    "change", [{"experiment": "other"}, {"settings": {"arm": "boosted_residual"}}, {"settings": {"seed": 7}}]
+)
 def test_a_record_under_the_name_of_another_is_refused(finished, tmp_path, change):
     place, records = finished
     shutil.copytree(place / "results" / "tiny", tmp_path / "tiny")
@@ -1116,6 +1125,39 @@ PAIR = (("a", 16), ("b", 32))
             "rate_of: got x; want an arm of rates_from: standard, boosted_residual",
         ),
         (lambda: CorpusSpec(name="nowhere").load("/"), "corpora: got /; want a folder that holds nowhere"),
+        (lambda: CorpusSpec(name="nowhere").load(3), "corpora: got 3; want a path"),
+        (lambda: run(TINY, workers=True), "workers: got True; want a positive integer"),
+        (lambda: run(TINY, workers=1.5), "workers: got 1.5; want a positive integer"),
+        (lambda: run(TINY, progress="False"), "progress: got 'False'; want True or False"),
+        (lambda: run(TINY, folder=3), "folder: got 3; want a path"),
+        (lambda: run(TINY, work=b"x"), "work: got b'x'; want a path"),
+        (lambda: run(TINY, corpora=3), "corpora: got 3; want a path"),
+        (lambda: records_of(TINY, 3), "folder: got 3; want a path"),
+        (lambda: records_of(["tiny"]), "experiment: got ['tiny']; want one of quick"),
+        (lambda: compare([], confidence="0.9"), "confidence: got 0.9; want a number between 0 and 1"),
+        (lambda: compare([], confidence=True), "confidence: got True; want a number between 0 and 1"),
+        (lambda: compare([], reference=["a"]), "reference: got ['a']; want one of"),
+        (lambda: compare(3), "records: got int; want records"),
+        (lambda: compare([{"arm": "a"}]), "records: got a dict; want records"),
+        (lambda: compare([Record("x", {}, {})]), "records: got one of x without a good arm, label"),
+        (lambda: step_seconds([Record("x", {}, {})]), "records: got one of x without a good arm, label"),
+        (lambda: step_seconds(3), "records: got int; want records"),
+        (lambda: equal_time(TOY, 3, "a"), "records: got int; want records"),
+        (lambda: equal_time({}, [], "a"), "config: got {}; want a ModelConfig"),
+        (lambda: best_rates([], 3), "metric: got 3; want one of valid"),
+        (lambda: paired_interval(3), "differences: got 3; want two or more"),
+        (lambda: matched(TOY, TOY, ["parameters"]), "by: got ['parameters']; want one of parameters"),
+        (lambda: matched(TOY, TOY, change=["d_model"]), "change: got ['d_model']; want one of d_model"),
+        (lambda: matched(TOY, "wide"), "target: got 'wide'; want a ModelConfig"),
+        (lambda: matched("wide", TOY), "config: got 'wide'; want a ModelConfig"),
+        (lambda: Arm(name=3), "name: got 3; want letters"),
+        (lambda: Arm(name="a", label=3), "label: got 3; want a string"),
+        (lambda: Arm(name="a", method=["x"]), "method: got ['x']; want one of theory"),
+        (lambda: replace(TINY, name=None), "name: got None; want letters"),
+        (lambda: replace(TINY, question=3), "question: got 3; want a string"),
+        (lambda: replace(TINY, rate_of=0), "rate_of: got 0; want a string"),
+        (lambda: replace(TINY, model={3: 1, "x": 2}), "model: got [3, 'x']; want fields of ModelConfig"),
+        (lambda: replace(TINY, grid={3: (1,), "x": (2,)}), "grid: got [3, 'x']; want fields of ModelConfig"),
     ],
 )
 def test_errors_say_what_they_want(call, message):

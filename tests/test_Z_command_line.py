@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gbattn import command_line
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
-from gbattn.corpora import load_corpus, train_tokenizer
+from gbattn.corpora import _checksum_of_manifest, bigram_loss, bits_per_byte, load_corpus, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, checkpoints, evaluate
@@ -245,6 +245,9 @@ def test_words_that_are_not_understood(call, words, parts):
     "words, part",
     [
         (["train", "--nonsense", "3"], "--nonsense"),
+        (["train", "--folder", ""], "want a path, such as . for this folder"),
+        (["evaluate", "--text="], "want a path, such as . for this folder"),
+        (["run", "--results", ""], "want a path, such as . for this folder"),
         (["train", "--d-model", "wide"], "--d-model"),
         (["train", "--overrides", "{a"], "--overrides"),
         (["run", "quick", "--shard", "2"], "K/N, such as 2/8"),
@@ -267,6 +270,7 @@ def test_a_session(text, tmp_path, call, result):
     found = result("train", text, "--folder", folder, *SHORT)
     assert (found["steps"], found["corpus"], found["folder"]) == (20, "tiny", str(folder))
     price = found["validation"]
+    assert found["bigram"].keys() == price.keys()
     assert price["perplexity"] == pytest.approx(math.exp(price["loss"]))
     assert 0 < price["loss"] < math.log(300)
     assert found["sample"].startswith("cat")
@@ -274,6 +278,10 @@ def test_a_session(text, tmp_path, call, result):
 
     # The same numbers, from the files alone, by another way.
     corpus = load_corpus(text, vocab_size=300)
+    pairs = bigram_loss(corpus.train, corpus.valid, 300)
+    bits = bits_per_byte(pairs * (len(corpus.valid) - 1), corpus.n_bytes(corpus.valid[1:]))
+    told = dict(loss=pairs, perplexity=math.exp(pairs), bits_per_byte=bits, n_tokens=len(corpus.valid) - 1)
+    assert found["bigram"] == pytest.approx(told | {"lossless": True})
     model = LanguageModel.from_pretrained(folder)
     for split in ("valid", "test"):
         tokens = getattr(corpus, split)
@@ -299,13 +307,39 @@ def test_a_session(text, tmp_path, call, result):
     assert code == 0 and out.startswith("the dog") and err == ""
 
 
+def test_a_text_is_scored_as_training_reads_it(text, trained, tmp_path, result):
+    """Without its byte-order mark, line ends as newlines."""
+    plain = (Path(text) / "test.txt").read_bytes()
+    (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
+    words = ["evaluate", "--folder", trained, "--device", "cpu"]
+    found, wanted = result(*words, "--text", tmp_path / "marked.txt"), result(*words)
+    names = ("loss", "bits_per_byte", "n_tokens")
+    assert [found[name] for name in names] == pytest.approx([wanted[name] for name in names])
+
+
+def test_a_home_is_found_where_the_shell_leaves_it(text, tmp_path, result, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert result("train", text, "--folder=~/m", *SHORT)["folder"] == str(tmp_path / "m")
+    result("evaluate", "--folder=~/m", "--text=~/m/run.json")
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="A GPU is no mistake here.")
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_a_precision_that_wants_a_gpu_is_refused_before_the_text_is_read(call, monkeypatch, tmp_path, precision):
+    monkeypatch.setattr("gbattn.corpora.load_corpus", lambda *words, **how: pytest.fail("the text was read"))
+    outcome = call("train", "--folder", tmp_path / "m", "--precision", precision)
+    refused(outcome, 2, f"--precision: got '{precision}' without a GPU")
+
+
 def test_the_words_of_train_and_evaluate(text, trained, call):
     code, out, err = call("train", text, "--folder", trained, *SHORT)
     assert code == 0
     assert "holds the run up to step 20: finished" in err and "going on" not in err
     assert f"(gbattn generate --folder {trained} writes more)" in out
-    number = r"validation: \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte\n"
-    assert re.match(number, out)
+    number = r" \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte\n"
+    assert re.match(f"validation:{number}a bigram model:{number}saved in ", out)
     assert "\ncat" in out
     code, out, err = call("evaluate", "--folder", trained)
     assert code == 0 and re.match(r"tiny test: ", out) and "bits per byte" in out
@@ -646,13 +680,15 @@ def test_a_damaged_checkpoint_is_no_option(text, tmp_path, call, result):
 
 BARE = '{"format": "gbattn corpus 1", "splits": {"train": {"dtype": "uint16"}}}'
 TORN = '{"format": "gbattn run 1", "corpus": "tiny", "fingerprint": "", "recipe": {}}'
+DEEP = "[" * 100_000
 
 
 @pytest.mark.parametrize("name, content", [("corpus.json", None), ("corpus.json", "{}"), ("run.json", "[1]"),
                                            ("run.json", '{"format": 2}'), ("config.json", "{"),
                                            ("model.safetensors", None), ("model.safetensors", "no"),
                                            ("corpus.json", BARE), ("run.json", '{"format": "gbattn run 1"}'),
-                                           ("run.json", TORN), ("tokenizer.json", None), ("tokenizer.json", ""),
+                                           ("run.json", TORN), ("run.json", DEEP),
+                                           ("tokenizer.json", None), ("tokenizer.json", ""),
                                            ("tokenizer.json", '{"version":'), ("tokenizer.json", "{}")])  # fmt: skip
 def test_a_damaged_folder(trained, tmp_path, call, name, content):
     copy_files(trained, tmp_path)
@@ -664,6 +700,95 @@ def test_a_damaged_folder(trained, tmp_path, call, name, content):
     refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
     if name != "tokenizer.json":  # which only --text reads
         refused(call("evaluate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        ("corpus", 3),
+        ("corpus", None),
+        ("fingerprint", ["x"]),
+        ("recipe tokenizer", "magic"),
+        ("recipe tokenizer", ["byte-level"]),
+        ("recipe vocab_size", "300"),
+        ("recipe vocab_size", True),
+        ("recipe max_train_tokens", -1),
+        ("recipe max_train_tokens", "all"),
+        ("training batch_size", "4"),
+        ("training length", 2.5),
+        ("training magic", 1),
+        ("training", [1]),
+        ("model d_model", "wide"),
+        ("model", None),
+    ],
+)
+def test_a_run_that_says_nonsense(text, trained, tmp_path, call, place, value):
+    """It is refused by the name of its file, by every command that reads it."""
+    shutil.copytree(trained, tmp_path / "m")
+    path = tmp_path / "m" / "run.json"
+    *part, name = place.split()
+    found = json.loads(path.read_text())
+    (found[part[0]] if part else found)[name] = value
+    path.write_text(json.dumps(found))
+    for words in (["evaluate"], ["generate"], ["train", text, *SHORT]):
+        outcome = call(*words, "--folder", tmp_path / "m")
+        refused(outcome, 1, f"{path}: got a file that is damaged", "; want what gbattn train wrote")
+    assert path.read_text() == json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found | {"best_loss": "low"},
+        lambda found: found | {"best_loss": math.nan},
+        lambda found: found | {"best_loss": found["best_loss"] - 1},
+        lambda found: found | {"best_step": None},
+        lambda found: found | {"loss": found["loss"][:-1]},
+        lambda found: found | {"validation_loss": [*found["validation_loss"], 1.0]},
+        lambda found: found | {"loss": [math.nan for _ in found["loss"]]},
+        lambda found: found | {"loss": [None for _ in found["loss"]]},
+        lambda found: found | {"seconds": ["1" for _ in found["seconds"]]},
+        lambda found: found | {"step": [20.5 for _ in found["step"]]},
+        lambda found: found | {"step": 20},
+        lambda found: found | {"finished": "yes"},
+        lambda found: found | {"more": 1},
+        lambda found: [found],
+        lambda found: DEEP,
+        lambda found: "{",
+    ],
+)
+def test_a_history_that_says_nonsense(text, trained, tmp_path, call, monkeypatch, change):
+    """It is refused by the name of its file, and the model that was trained is left."""
+    copy_files(trained, tmp_path)
+    path = tmp_path / "history.json"
+    found = change(json.loads(path.read_text()))
+    path.write_text(found if isinstance(found, str) else json.dumps(found))
+    monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
+    outcome = call("train", text, "--folder", tmp_path, *SHORT)
+    refused(outcome, 1, f"{path}: got ", "; want what gbattn train wrote: copy or delete it")
+
+
+@pytest.mark.parametrize("name", ["../../bashrc", "run.json", "there/tokenizer.json", "ABSOLUTE"])
+def test_a_corpus_from_elsewhere_writes_nowhere_else(text, tmp_path, call, name):
+    """Nor over a file of the run."""
+    found = json.loads(call("tokenize", text, "--vocab-size", 300, "--cache", tmp_path / "cache", "--json")[1])
+    hostile, folder = tmp_path / "from" / "x" / "corpus", tmp_path / "to" / "y" / "m"
+    shutil.copytree(found["folder"], hostile)
+    (tmp_path / "to" / "y").mkdir(parents=True)
+    (tmp_path / "to" / "bashrc").write_text("mine")
+    name = str(tmp_path / "evil") if name == "ABSOLUTE" else name
+    (hostile / name).parent.mkdir(exist_ok=True)
+    shutil.copy(hostile / "tokenizer.json", hostile / name)
+    said = json.loads((hostile / "corpus.json").read_text())
+    said["tokenizer"]["file"] = name
+    said["sha256"] = _checksum_of_manifest(said)
+    (hostile / "corpus.json").write_text(json.dumps(said))
+    state = lambda: {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    before = state()
+    refused(call("train", hostile, "--folder", folder, *SHORT[2:]), 1, "corpus.json", name)
+    after = state()
+    assert {path: after[path] for path in before} == before
+    assert all(path.parent == folder and path.name in ("run.json", ".lock") for path in after.keys() - before.keys())
 
 
 def test_a_foreign_tokenizer_is_found_out(text, trained, tmp_path, call, result):
@@ -689,6 +814,56 @@ def test_without_an_extra(text, tmp_path, call, monkeypatch, package):
         (corpus / f"{split}.txt").write_text(sentences(40, 5))
     outcome = call("train", corpus, "--folder", tmp_path / "model", *SHORT)
     refused(outcome, 1, package.split(".")[0], "pip install 'gbattn[")
+
+
+def test_an_error_that_is_not_ours_is_one_short_line(trained, call, monkeypatch):
+    def broken(*words, **how):
+        raise RuntimeError("no kernel\n" + "generated code\n" * 9000)
+
+    def endless(*words, **how):
+        raise RuntimeError("x" * 9000)
+
+    words = ["generate", "--folder", trained]
+    monkeypatch.setattr(command_line, "_continued", broken)
+    assert call(*words)[2] == "gbattn generate: no kernel\n"
+    monkeypatch.setenv("GBATTN_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="generated code"):
+        call(*words)
+    monkeypatch.delenv("GBATTN_DEBUG")
+    monkeypatch.setattr(command_line, "_continued", endless)
+    assert len(call(*words)[2]) < 340
+
+
+@pytest.mark.skipif(os.name != "posix", reason="The size of a file is limited as POSIX does it.")
+def test_a_full_disk(text, tmp_path, result):
+    """Which file, and what is kept."""
+    words = ["train", text, "--folder", tmp_path / "m", *SHORT]
+    done = result(*words)
+    (tmp_path / "m" / "history.json").unlink()
+    wide = ["import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900))", PROGRAM[-1]]
+    program = [sys.executable, "-c", "; ".join(wide)]
+    full = subprocess.run([*program, *map(str, words)], capture_output=True, text=True)
+    assert full.returncode == 1 and "Traceback" not in full.stderr
+    last = full.stderr.strip().splitlines()[-1]
+    assert "File too large" in last and str(tmp_path / "m") in last, last
+    assert not list((tmp_path / "m").glob("*draft*"))
+    assert result(*words)["validation"] == done["validation"]
+
+
+def test_a_disk_that_is_full_at_the_end(text, tmp_path, call, result, monkeypatch):
+    from pathlib import Path as P
+
+    def full(path, content):
+        if path.name.startswith("history.json"):
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    write, words = P.write_bytes, ["train", text, "--folder", tmp_path / "m", *SHORT]
+    monkeypatch.setattr(P, "write_bytes", full)
+    outcome = call(*words)
+    refused(outcome, 1, f"No space left on device: '{tmp_path / 'm' / 'history.json'}'; step 20 is kept in")
+    monkeypatch.setattr(P, "write_bytes", write)
+    assert result(*words)["steps"] == 20
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch, trained):
@@ -780,6 +955,82 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     assert [curve.pop("seconds") and curve for curve in curves] == [curves[0]] * 2 and len(curves[0]["loss"]) == 30
     weights = [LanguageModel.from_pretrained(folder).state_dict() for folder in (stopped, whole)]
     assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGTERM is a POSIX signal.")
+def test_sigterm_ends_a_run_as_ctrl_c_does(text, tmp_path, call):
+    length = [*SMALL, *"--prompt cat --sample-tokens 5 --steps 400 --checkpoint-every 15 --log-every 10".split()]
+    words = ["train", text, "--folder", str(tmp_path / "m"), *length]
+    process = subprocess.Popen([*PROGRAM, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    limit = time.monotonic() + 60
+    while not checkpoints(tmp_path / "m" / "checkpoints") and time.monotonic() < limit:
+        time.sleep(0.02)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (143, "") and "Traceback" not in err, err
+    last = err.strip().splitlines()[-1]
+    step = int(re.search(r"gbattn train: stopped; step (\d+) is kept in", last)[1])
+    assert 15 <= step < 400 and last.endswith("the same command goes on from there"), err
+    code, out, err = call(*words, "--json")
+    assert code == 0 and f"up to step {step}: going on" in err and json.loads(out)["steps"] == 400
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGTERM is a POSIX signal.")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_in_a_queue_leaves_no_process(text, tmp_path, workers):
+    """And the same command goes on."""
+    program = f"""if 1:
+        import sys
+        from gbattn.command_line import main
+        from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment
+        EXPERIMENTS["tiny"] = Experiment(
+            name="tiny", question="?", corpus=CorpusSpec(name="tiny", vocab_size=300),
+            model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2),
+            train=dict(steps=100_000, batch_size=4, checkpoint_every=20, evaluate_every=100_000),
+            arms=(Arm(name="standard"), Arm(name="twicing", model={{"attention": "twicing"}})), seeds=(1, 2))
+        sys.exit(main(["run", "tiny", "--workers", "{workers}"]))"""
+    places = dict(GBATTN_RESULTS=tmp_path / "r", GBATTN_RUNS=tmp_path / "w", GBATTN_CORPORA=Path(text).parent)
+    environment = os.environ | {name: str(place) for name, place in places.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 120
+    there = lambda: len(list((tmp_path / "w").glob("*/checkpoints/step-*")))
+    while there() < workers and time.monotonic() < limit and process.poll() is None:
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=60)  # until the last process has let go of the pipe
+    assert process.returncode == 143, err
+    assert "gbattn run: stopped; what is finished is in" in err.strip().splitlines()[-1]
+    time.sleep(0.5)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def test_sigterm_is_left_to_who_sees_to_it(call, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command_line, "_act", lambda words: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
+    before = signal.getsignal(signal.SIGTERM)
+    assert call("run")[0] == 0 and signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL
+    mine = lambda *_: None
+    try:
+        signal.signal(signal.SIGTERM, mine)
+        assert call("run")[0] == 0 and signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen[0] is not signal.SIG_DFL and seen[1] is mine
+
+
+@pytest.mark.parametrize("module", ["gbattn", "gbattn.command_line"])
+def test_it_is_a_module_that_runs(module):
+    done = subprocess.run([sys.executable, "-m", module, "run", "nothing"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and "NAME: got 'nothing'" in done.stderr
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and re.fullmatch(r"gbattn [\d.]+\n", done.stdout)
 
 
 def test_ctrl_c_before_the_first_checkpoint(text, tmp_path, call, monkeypatch):
@@ -1139,3 +1390,59 @@ def test_bench_takes_options_of_its_arms(call, result):
 
 def test_no_result_has_a_number_that_json_lacks():
     assert command_line._plain({"a": [math.inf, (math.nan, 1.5)], "b": None}) == {"a": [None, [None, 1.5]], "b": None}
+
+
+# ---- The functions behind the commands ----
+
+TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
+
+
+@pytest.mark.parametrize(
+    "function, how, message",
+    [
+        ("train_model", dict(tensorboard="False"), "tensorboard: got 'False'; want True or False"),
+        ("train_model", dict(folder=3), "folder: got 3; want a path"),
+        ("train_model", dict(folder=""), "folder: got ''; want a path"),
+        ("train_model", dict(corpus=3), "corpus: got 3; want a name, or a folder as a string"),
+        ("train_model", dict(model={}), "model: got {}; want a ModelConfig"),
+        ("train_model", dict(training=3), "training: got 3; want a TrainConfig"),
+        ("train_model", dict(max_train_tokens=2.5), "max_train_tokens: got 2.5; want an integer, 2 or more"),
+        ("train_model", dict(max_train_tokens=True), "max_train_tokens: got True; want"),
+        ("train_model", dict(cache=3), "cache: got 3; want a path"),
+        ("evaluate_model", dict(folder=True), "folder: got True; want a path"),
+        ("evaluate_model", dict(split=3), "split: got 3; want one of"),
+        ("generate_text", dict(samples=True), "samples: got True; want a positive integer"),
+        ("generate_text", dict(samples="2"), "samples: got 2; want a positive integer"),
+        ("generate_text", dict(folder=None), "folder: got None; want a path"),
+        ("tokenize_corpus", dict(corpus=None), "corpus: got None; want a name"),
+        ("tokenize_corpus", dict(vocab_size=300.5), "vocab_size: got 300.5; want an integer"),
+        ("run_experiment", dict(workers=True), "workers: got True; want a positive integer"),
+        ("run_experiment", dict(workers=1.5), "workers: got 1.5; want a positive integer"),
+        ("run_experiment", dict(shard="12"), "shard: got '12'; want K/N"),
+        ("run_experiment", dict(shard=(1.0, 2)), "shard: got (1.0, 2); want K/N"),
+        ("run_experiment", dict(results=3), "results: got 3; want a path"),
+        ("run_experiment", dict(name=["quick"]), "name: got ['quick']; want one of quick"),
+        ("compare_arms", dict(name="quick", confidence="0.9", reference="standard"), "name: got 'quick', of which"),
+        ("compare_arms", dict(name=["quick"]), "name: got ['quick']; want one of quick"),
+        ("compare_arms", dict(name="quick", beside="mini"), "beside: got 'mini'; want a tuple of names"),
+        ("measure_arms", dict(rounds=2.5), "rounds: got 2.5; want a positive integer"),
+        ("measure_arms", dict(batch_size=True), "batch_size: got True; want a positive integer"),
+        ("measure_arms", dict(new_tokens="3"), "new_tokens: got 3; want a positive integer"),
+        ("measure_arms", dict(arms="boosted"), "arms: got 'boosted'; want a tuple of names"),
+        ("measure_arms", dict(arms=(["boosted"],)), "arms: got (['boosted'],); want a tuple of names"),
+        ("measure_arms", dict(model="small"), "model: got 'small'; want a ModelConfig"),
+        ("measure_arms", dict(device=["cpu"]), "device: got ['cpu']"),
+        ("options", dict(command="learn"), "command: got 'learn'; want one of train"),
+        ("options", dict(command=["train"]), "command: got ['train']; want one of train"),
+        ("main", dict(words="train"), "words: got 'train'; want a sequence of strings"),
+        ("main", dict(words=[1]), "words: got [1]; want a sequence of strings"),
+        ("main", dict(words=3), "words: got 3; want a sequence of strings"),
+    ],
+)
+def test_a_function_refuses_what_no_word_says(tmp_path, monkeypatch, function, how, message):
+    monkeypatch.chdir(tmp_path)
+    configs = {"train_model": dict(model=TOY, training=SOME), "measure_arms": dict(model=TOY)}
+    with pytest.raises(ValueError) as caught:
+        getattr(command_line, function)(**configs.get(function, {}) | how)
+    assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 import configparser
 import email
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -53,6 +54,47 @@ def test_the_wheel_holds_the_library_and_nothing_else(wheel):
     library = {f"gbattn/{path.name}" for path in (ROOT / "gbattn").glob("*.py")} | {"gbattn/py.typed"}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == library, f"missing: {sorted(library - held)}; not the library: {sorted(held - library)}"
+
+
+@pytest.fixture
+def installed(wheel, tmp_path):
+    """Run the program of the wheel far from any checkout: its exit code and what it told."""
+    wheel.extractall(tmp_path / "site")
+    (tmp_path / "here").mkdir()
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("GBATTN_")}
+    environment |= {"PYTHONPATH": str(tmp_path / "site"), "GBATTN_CACHE": str(tmp_path / "cache")}
+
+    def run(*words, **places):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "gbattn", *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path / "here",
+            env=environment | places,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_the_program_works_where_the_book_is_not(installed, tmp_path):
+    """What is no part of the package is asked for by the command that fetches it."""
+    fetch = f"git clone {REPOSITORY}, then GBATTN_RESULTS=gbattn/results"
+    code, out, err = installed("run")
+    assert (code, err) == (0, "") and "quick" in out and "mini" in out
+    code, out, err = installed("compare", "mini")
+    assert (code, out) == (2, "") and "NAME: got 'mini', of which results has no run" in err and fetch in err
+    code, out, err = installed("run", "mini")
+    assert (code, out) == (1, "") and "run mini-sweep first" in err.splitlines()[-1] and fetch in err.splitlines()[-1]
+    code, out, err = installed("run", "mini-sweep")
+    assert (code, out) == (2, "") and "--corpora: got nothing; want a folder that holds wikipedia-en-2019" in err
+    assert list((tmp_path / "here").iterdir()) == []
+    records = str(ROOT / "results")  # what the command fetches
+    code, out, err = installed("compare", "mini", GBATTN_RESULTS=records)
+    assert (code, err) == (0, "") and "paired by seed" in out
+    assert installed("compare", "mini", "--results", records) == (code, out, err)
+    code, out, err = installed("run", "mini", GBATTN_RESULTS=records)  # where nothing is left to do
+    assert code == 0 and "30 of  30 runs" in out
 
 
 def test_the_wheel_says_what_it_is(wheel):
