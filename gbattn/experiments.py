@@ -61,7 +61,7 @@ from gbattn.language_model import (
     model_cost,
     parameter_count,
 )
-from .training import TrainConfig, _demand_gpu, evaluate, train
+from .training import TrainConfig, check_precision, evaluate, train
 
 # %% ../nbs/16_perplexity.ipynb #16e22707
 def _check_confidence(confidence: float) -> None:
@@ -1534,7 +1534,7 @@ def run(
     _check_packages("train", "accelerate", "filelock", "safetensors")
     profile()
     for one in left:
-        _demand_gpu(one.train.precision)
+        check_precision(one.train.precision)
     corpus, wanted = experiment.corpus.load(corpora), experiment.corpus.vocab_size
     want = f"a longer text, or vocab_size={corpus.vocab_size}"
     reached = corpus.vocab_size == wanted

@@ -469,7 +469,9 @@ class History:
             For a field that is missing, or that cannot be.
         """
         _check_history(found)
-        return cls(**{f.name: found[f.name] for f in fields(cls)})
+        more = sorted(found.keys() - {f.name for f in fields(cls)})
+        require(not more, "history", f"{more} besides", "the fields of History")
+        return cls(**found)
 
 # %% ../nbs/15_training.ipynb #a9416ea9
 _FORMAT = "gbattn checkpoint 2"
@@ -588,9 +590,6 @@ def check_precision(precision: str, gpu: bool | None = None) -> None:
     gpu = torch.cuda.is_available() if gpu is None else gpu
     possible = gpu or precision in ("no", "bf16")
     require(possible, "precision", f"{precision!r} without a GPU", "'no' or 'bf16'")
-
-
-_demand_gpu = check_precision  # as chapter 16 calls it
 
 
 def _accelerator(precision: str):
@@ -1145,12 +1144,8 @@ def _saves(run: _Run) -> bool:
 @contextmanager
 def _after_an_update(run: _Run) -> Iterator[None]:
     """Note Ctrl-C and SIGTERM for the end of an update, where a checkpoint can be
-    written and nobody else handles them; the second acts at once. Several processes
-    would stop at different steps."""
-    before = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-    }
+    written; the second acts at once. Several processes would stop at different
+    steps."""
 
     def note(number, frame):
         run.stopped = number
@@ -1162,9 +1157,9 @@ def _after_an_update(run: _Run) -> Iterator[None]:
 
     main = threading.current_thread() is threading.main_thread()
     possible = main and run.folder is not None and run.processes == 1
-    ours = {
-        n: h for n, h in before.items() if possible and signal.getsignal(n) == h
-    }
+    found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    unheard = (None, signal.SIG_IGN)
+    ours = {n: h for n, h in found.items() if possible and h not in unheard}
     for number in ours:
         signal.signal(number, note)
     try:
@@ -1174,13 +1169,17 @@ def _after_an_update(run: _Run) -> Iterator[None]:
 
 
 def _stop(run: _Run) -> None:
-    """End a run that a signal has stopped."""
+    """Hand on the signal, which ends the run unless whoever handles it returns."""
+    number, run.stopped = run.stopped, None
     said = f"stopped after step {run.step}; {_last_good(run.folder)}"
     said += ", and the same call goes on from there"
-    if run.stopped == signal.SIGINT:
+    handler = signal.getsignal(number)
+    if handler is signal.default_int_handler:
         raise KeyboardInterrupt(said)
+    if handler is not signal.SIG_DFL:
+        return signal.raise_signal(number)
     print(said, file=sys.stderr)  # Python says nothing of an exit
-    raise SystemExit(128 + run.stopped)
+    raise SystemExit(128 + number)
 
 
 def _compile(run: _Run) -> None:
@@ -1323,9 +1322,8 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
             _compile(run)
         run.optimizer.zero_grad()  # of that, of a run that was stopped, of the caller
         run.since = time.perf_counter()
-        stopped = False
         with _after_an_update(run):
-            while run.step < run.steps and not stopped:
+            while run.step < run.steps:
                 _update(run)
                 if run.step % config.log_every == 0 or run.step == run.steps:
                     _read(run)
@@ -1341,11 +1339,11 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
                     run.history.finished = run.step == run.steps
                     if run.folder:
                         _save(run)
+                    if stopped:
+                        _stop(run)
                     run.since = time.perf_counter()
-        if run.best is not None and run.history.finished:
+        if run.best is not None:
             _put_back(model, run.best)
-    if run.stopped is not None:
-        _stop(run)
     model.eval()
 
 # %% ../nbs/15_training.ipynb #34f5b863

@@ -785,7 +785,7 @@ def test_a_corpus_from_elsewhere_writes_nowhere_else(text, tmp_path, call, name)
     (hostile / "corpus.json").write_text(json.dumps(said))
     state = lambda: {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     before = state()
-    refused(call("train", hostile, "--folder", folder, *SHORT[2:]), 1, "corpus.json", name)
+    refused(call("train", hostile, "--folder", folder, *SHORT[2:]), 1, "corpus.json, tokenizer.file")
     after = state()
     assert {path: after[path] for path in before} == before
     assert all(path.parent == folder and path.name in ("run.json", ".lock") for path in after.keys() - before.keys())
