@@ -255,10 +255,10 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     outputs = []
     for qs, ks, vs in zip(*(x.split(segment, dim=-2) for x in (q, k, v))):
         length = qs.shape[-2]
+        shape = -(-length // chunk), chunk  # by itself a compiler may not find it
+        missing = math.prod(shape) - length
         qs, ks, vs = (
-            nn.functional.pad(x, (0, 0, 0, -length % chunk)).unflatten(
-                -2, (-1, chunk)
-            )
+            nn.functional.pad(x, (0, 0, 0, missing)).unflatten(-2, shape)
             for x in (qs, ks, vs)
         )
         inside = (qs @ ks.mT).tril() @ vs  # (…, chunks, chunk, Kv)

@@ -220,6 +220,14 @@ def test_workflows_ask_for_no_more_than_reading_and_publishing():
         assert asked in ({}, {"publish": {"pages": "write", "id-token": "write"}}), file.name
 
 
+def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
+    """The version is said in pyproject.toml, and nowhere else."""
+    (bound,) = (need.specifier for need in map(Requirement, PROJECT["dependencies"]) if need.name == "torch")
+    (oldest,) = re.findall(r"^>=([\d.]+)$", str(bound))
+    printed = subprocess.run(["make", "-n", "oldest"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"'torch=={oldest}'" in printed
+
+
 def test_every_dependency_is_pinned():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
