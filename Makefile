@@ -8,6 +8,9 @@ READY := .venv/.installed
 # faster with one thread each than with two.
 TEST_NOTEBOOKS = OMP_NUM_THREADS=1 MPLBACKEND=agg $(1)/nbdev_test --n_workers 2
 
+# The oldest torch that is allowed is said once, in pyproject.toml.
+OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([^"]*\)".*/torch==\1/p' pyproject.toml)
+
 define CHECK_PYTHON
 @command -v "$(PYTHON)" >/dev/null || { \
 	echo 'gbattn needs Python 3.11, 3.12 or 3.13, and there is no "$(PYTHON)" here:' \
@@ -15,7 +18,7 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book test lab bench export lint newest clean distclean chromium
+.PHONY: help book test lab bench export lint newest oldest clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
@@ -58,12 +61,19 @@ newest: ## run the notebooks and build the book with the newest releases, apart 
 	$(call TEST_NOTEBOOKS,.newest/venv/bin)
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
+oldest: ## test the library with the oldest torch that is allowed, apart from .venv
+	$(CHECK_PYTHON)
+	"$(PYTHON)" -m venv .oldest/venv
+	grep -v '^torch==' constraints.txt >.oldest/constraints.txt
+	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' '$(OLDEST_TORCH)'
+	.oldest/venv/bin/python -m pytest -q tests/test_[01]*.py tests/test_layers.py
+
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints
 	rm -rf gbattn/__pycache__ tests/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
 
 distclean: clean ## remove the environments as well: back to a fresh clone
-	rm -rf .venv .newest gbattn.egg-info
+	rm -rf .venv .newest .oldest gbattn.egg-info
 
 # The stamp is written last: an interrupted installation starts again.
 $(READY): pyproject.toml constraints.txt

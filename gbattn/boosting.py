@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from .conventions import is_count, is_number, require
+from .conventions import _check_packages, is_count, is_number, require
 from .smoothers import _check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14
@@ -106,6 +106,9 @@ class Huber(Loss):
     def __init__(self, alpha: float = 0.9, delta: float = math.inf):
         fits = is_number(alpha) and 0 < alpha < 1
         require(fits, "alpha", repr(alpha), "a number between 0 and 1")
+        fits = is_number(delta) or (isinstance(delta, float) and delta == math.inf)
+        wanted = "a positive number or math.inf"
+        require(fits and delta > 0, "delta", repr(delta), wanted)
         self.alpha, self.delta = alpha, delta
 
     def at(self, y, F):
@@ -157,6 +160,10 @@ class LogLoss(Loss):
         require(mixed, "y", got, "targets in [0, 1], not all 0 and not all 1")
 
 # %% ../nbs/05_boosting.ipynb #8765edc9
+def _is_loss(loss: object) -> bool:
+    return hasattr(loss, "negative_gradient") and not isinstance(loss, type)
+
+
 def line_search(
     loss: Loss, y: torch.Tensor, F: torch.Tensor, h: torch.Tensor
 ) -> torch.Tensor:
@@ -175,12 +182,26 @@ def line_search(
         ρ, a scalar. Negative where the loss falls backwards, 0 where it does not
         fall; no larger in size than 2⁴⁰, for a loss that falls for ever.
 
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
+
     Notes
     -----
     The slope in ρ rises with ρ, so its zero is bracketed between a power of two
     and the next, and the bracket halved down to rounding. Source: Definition "The
     gradient boosting machine" of chapter 5; Friedman (2001), Algorithm 1.
     """
+    require(_is_loss(loss), "loss", repr(loss), "a Loss")
+    for name, x in (("y", y), ("F", F), ("h", h)):
+        tensor = isinstance(x, torch.Tensor)
+        got = f"{x.dtype}, shape {tuple(x.shape)}" if tensor else repr(x)
+        fits = tensor and x.is_floating_point() and x.ndim == 1
+        fits = fits and x.dtype == y.dtype and x.shape == y.shape
+        require(fits, name, got, "a floating tensor (n,), as y, F and h")
+        finite = bool(x.isfinite().all())
+        require(finite, name, "NaN or infinite entries", "finite entries")
     sign = (loss.negative_gradient(y, F) @ h).sign()
 
     def falls(step):  # does the loss still fall beyond this step?
@@ -225,6 +246,7 @@ def _predictions(learner, X: np.ndarray) -> np.ndarray:
 def _estimators() -> dict[str, type]:
     """Define the estimators when one is first asked for, so that importing the
     module never loads scikit-learn."""
+    _check_packages("estimators", "sklearn")
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
     from sklearn.model_selection import train_test_split
     from sklearn.tree import DecisionTreeRegressor
@@ -268,6 +290,16 @@ def _estimators() -> dict[str, type]:
                     "n_iter_no_change",
                     lambda x: x is None or is_count(x),
                     "None or a positive integer",
+                ),
+                (
+                    "validation_fraction",
+                    lambda x: positive(x) and x < 1,
+                    "a number between 0 and 1",
+                ),
+                (
+                    "tol",
+                    lambda x: is_number(x) and x >= 0,
+                    "a finite number that is not negative",
                 ),
             ):
                 value = getattr(self, name)
@@ -487,8 +519,7 @@ def _estimators() -> dict[str, type]:
             return self._boost(X, y.astype(np.float64), self._named_loss())
 
         def _named_loss(self):
-            ready = hasattr(self.loss, "negative_gradient")
-            if ready and not isinstance(self.loss, type):
+            if _is_loss(self.loss):
                 return self.loss
             losses = {
                 "squared_error": SquaredError,

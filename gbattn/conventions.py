@@ -218,6 +218,7 @@ def check_tensors(
     -----
     Source: chapter 0 of the book.
     """
+    check_flag("finite", finite)
     sizes: dict[str, int] = {}
     first = None
     for name, tensor in tensors.items():
@@ -682,6 +683,7 @@ def quote(record: Record, field: str, format: str = "") -> str:
     -----
     Source: chapter 0 of the book.
     """
+    require(isinstance(record, Record), "record", repr(record), "a Record")
     require(
         field in record.quotable,
         "field",
@@ -724,7 +726,7 @@ def put_to_test(
     Raises
     ------
     ValueError
-        When `holds` is none of these.
+        When `holds` is none of these, or one of the others is no string.
 
     Notes
     -----
@@ -743,6 +745,7 @@ def put_to_test(
         "verdict": verdicts[holds],
     }
     for name, text in said.items():
+        require(isinstance(text, str), name, repr(text), "a string")
         lines = [
             part for line in text.splitlines() for part in textwrap.wrap(line, 76)
         ]

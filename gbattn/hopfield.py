@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from gbattn.conventions import (
+    check_flag,
     check_tensors,
     is_count,
     is_integer,
@@ -182,6 +183,7 @@ def retrieve(
     Source: chapter 4, section "Energies".
     """
     _check_memory(state, patterns, kind, beta, degree)
+    check_flag("path", path)
     whole = is_integer(steps) and steps >= 0
     require(whole, "steps", repr(steps), "an integer that is not negative")
     fits = is_number(gain) and 0 < gain < 2
@@ -338,10 +340,14 @@ def capacity_curve(
     Source: chapter 4, section "How much does it hold?".
     """
     _check_bits(kind, degree, steps)
+    sequence = hasattr(counts, "__len__")
+    require(sequence, "counts", repr(counts), "a sequence of positive integers")
     sizes = (("d", d), ("probes", probes), ("repetitions", repetitions))
     for name, size in (*sizes, *(("counts", count) for count in counts)):
         require(is_count(size), name, repr(size), "positive integers")
     require(len(counts) > 0, "counts", "nothing", "at least one number")
+    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    require(floating, "dtype", repr(dtype), "a floating dtype")
     fits = is_number(corruption) and 0 <= corruption < 0.5
     require(fits, "corruption", repr(corruption), "a share from 0 up to ½")
     bits, patterns = (

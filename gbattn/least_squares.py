@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from .conventions import check_tensors, is_count, is_number, require
+from gbattn.conventions import (
+    _check_packages,
+    check_flag,
+    check_tensors,
+    is_count,
+    is_number,
+    require,
+)
 
 # %% ../nbs/01_least_squares.ipynb #c424b47f
 MODES = ("accurate", "fast")
@@ -34,8 +41,8 @@ def _check_options(ridge: float, rcond: float | None, mode: str) -> None:
 
 def _check_regression(**tensors: torch.Tensor) -> dict[str, int]:
     for name, tensor in tensors.items():
-        dtype = getattr(tensor, "dtype", torch.float64)
-        factorable = not dtype.is_floating_point or dtype in (
+        dtype = getattr(tensor, "dtype", None)
+        factorable = not getattr(dtype, "is_floating_point", False) or dtype in (
             torch.float32,
             torch.float64,
         )
@@ -214,7 +221,7 @@ def _check_attention(
 ) -> tuple[int, int]:
     sizes = check_tensors(q=q, k=k, v=v)
     T, S = sizes["T"], sizes["S"]
-    require(isinstance(causal, bool), "causal", repr(causal), "True or False")
+    check_flag("causal", causal)
     # A size is formatted only where the sentence is said: see `check_tensors`.
     if causal and S < T:
         want = "at least as many keys as queries when causal"
@@ -248,10 +255,10 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     outputs = []
     for qs, ks, vs in zip(*(x.split(segment, dim=-2) for x in (q, k, v))):
         length = qs.shape[-2]
+        shape = -(-length // chunk), chunk  # by itself a compiler may not find it
+        missing = math.prod(shape) - length
         qs, ks, vs = (
-            nn.functional.pad(x, (0, 0, 0, -length % chunk)).unflatten(
-                -2, (-1, chunk)
-            )
+            nn.functional.pad(x, (0, 0, 0, missing)).unflatten(-2, shape)
             for x in (qs, ks, vs)
         )
         inside = (qs @ ks.mT).tril() @ vs  # (…, chunks, chunk, Kv)
@@ -328,8 +335,7 @@ def linear_attention(
 def _check_intercept_and_weights(
     intercept: bool, weights: torch.Tensor | None
 ) -> None:
-    boolean = isinstance(intercept, bool | np.bool_)
-    require(boolean, "intercept", repr(intercept), "True or False")
+    check_flag("intercept", intercept)
     if weights is not None:
         if not bool((weights >= 0).all()):  # an empty batch has no smallest entry
             got = f"a smallest entry of {weights.min():.3g}"
@@ -583,10 +589,10 @@ class OLSAttention(nn.Module):
             require(is_count(size), name, repr(size), "a positive integer")
         d = n_features
         options = dict(generator=generator, dtype=dtype)
-        options["device"] = device if generator is None else generator.device
+        options["device"] = getattr(generator, "device", device)
         for name, width in (("W_Q", d), ("W_K", d), ("W_V", d), ("W_P", n_outputs)):
             weight = torch.randn(d, width, **options) / math.sqrt(d)
-            self.register_parameter(name, nn.Parameter(weight.to(device)))
+            self.register_parameter(name, nn.Parameter(weight.to(device=device)))
 
     def extra_repr(self) -> str:
         return "n_features={}, n_outputs={}".format(*self.W_P.shape)
@@ -685,6 +691,7 @@ class OLSAttention(nn.Module):
 def _estimator() -> type:
     """Define LeastSquares when it is first asked for, so that importing a layer
     never loads scikit-learn."""
+    _check_packages("estimators", "sklearn")
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
     from sklearn.utils.validation import (
         _check_sample_weight,
@@ -746,6 +753,7 @@ def _estimator() -> type:
             sample_weight : array-like, optional
                 Weight of each row, shape (n_samples,), not negative.
             """
+            check_flag("fit_intercept", self.fit_intercept)
             X, y = validate_data(
                 self,
                 X,
@@ -782,7 +790,7 @@ def _estimator() -> type:
                 }
             fit = least_squares(
                 **tensors,
-                intercept=bool(self.fit_intercept),
+                intercept=self.fit_intercept,
                 ridge=self.ridge,
                 rcond=self.rcond,
                 mode=self.mode,

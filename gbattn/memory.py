@@ -11,7 +11,13 @@ import math
 import torch
 from torch import nn
 
-from .conventions import check_tensors, is_count, is_number, require
+from gbattn.conventions import (
+    check_flag,
+    check_tensors,
+    is_count,
+    is_number,
+    require,
+)
 from .least_squares import _full_precision, _triangle, least_squares
 
 # %% ../nbs/02_memory.ipynb #52c8cd8b
@@ -145,6 +151,8 @@ class FastWeights:
         overwrites = rule == "delta" and forgetting < 1
         wanted = "1 for the delta rule, which forgets by overwriting"
         require(not overwrites, "forgetting", repr(forgetting), wanted)
+        sizes = isinstance(batch, tuple | list)
+        require(sizes, "batch", repr(batch), "a tuple of sizes")
         self.rule, self.rate, self.ridge, self.forgetting = (
             rule,
             rate,
@@ -227,15 +235,14 @@ class FastWeights:
         enough = not needs_ridge or self.ridge > 0
         wanted = "a positive number: early reads have no unique answer without it"
         require(enough, "ridge", repr(self.ridge), wanted)
-        T_q, T_k = q.shape[-2], k.shape[-2]
-        require(
-            T_q == T_k, "q", f"T = {T_q} queries", f"T = {T_k}, one for each key"
-        )
+        check_flag("before", before)
         return self._advance(q, k, v, before)
 
     def _advance(self, q, k, v, before):
         given = {"k": k, "v": v} if q is None else {"q": q, "k": k, "v": v}
         sizes = check_tensors(finite=True, **given)
+        S, T = sizes["S"], sizes.get("T", sizes["S"])
+        require(T == S, "q", f"T = {T} queries", f"T = {S}, one for each key")
         K, Kv = self._state.shape[-2], self._state.shape[-1]
         Kv = Kv - K if self.rule == "recursive_least_squares" else Kv
         for name, tensor, letter, width in (("k", k, "K", K), ("v", v, "Kv", Kv)):
@@ -320,6 +327,7 @@ def ridge_attention(
     Linear in T and S. Source: chapter 2, section "Ridge attention".
     """
     sizes = check_tensors(q=q, k=k, v=v)
+    check_flag("causal", causal)
     positive = is_number(ridge) and ridge > 0
     require(positive, "ridge", repr(ridge), "a positive number")
     if not causal:
@@ -389,13 +397,12 @@ def descend(
     A = torch.eye(d, dtype=X.dtype, device=X.device)
     if preconditioner is not None:
         A, batch = preconditioner, tuple(X.shape[:-2])
-        got = f"shape {tuple(A.shape)}, {A.dtype}"
-        shape_fits = (
-            tuple(A.shape) in ((d, d), (*batch, d, d)) and A.dtype == X.dtype
-        )
-        require(
-            shape_fits, "preconditioner", got, f"(…, {d}, {d}), {X.dtype}, as X"
-        )
+        tensor = isinstance(A, torch.Tensor)
+        got = f"shape {tuple(A.shape)}, {A.dtype}" if tensor else repr(A)
+        fits = tensor and tuple(A.shape) in ((d, d), (*batch, d, d))
+        fits = fits and A.dtype == X.dtype and bool(A.isfinite().all())
+        wanted = f"(…, {d}, {d}), {X.dtype}, as X, of finite entries"
+        require(fits, "preconditioner", got, wanted)
     if rate is None:
         root, fault = torch.linalg.cholesky_ex(A)
         definite = not bool(fault.any()) and torch.allclose(A, A.mT)
@@ -456,6 +463,8 @@ def running_softmax(
     "Softmax attention is a running estimate" of chapter 2.
     """
     check_tensors(finite=True, v=v)
+    tensor = isinstance(scores, torch.Tensor)
+    require(tensor, "scores", type(scores).__name__, "a torch.Tensor")
     shape, wanted = tuple(scores.shape), tuple(v.shape[:-1])
     require(
         shape == wanted, "scores", f"shape {shape}", f"{wanted}, one for each value"

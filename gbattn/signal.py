@@ -22,7 +22,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .blocks import Derf, DyT
 from .boosted import Gate
-from .conventions import _in_eval_mode, is_count, is_number, require
+from gbattn.conventions import (
+    _in_eval_mode,
+    check_flag,
+    is_count,
+    is_number,
+    require,
+)
 
 # %% ../nbs/12_signal.ipynb #0d808e58
 def _number(name: str, value, want: str, good=lambda x: x > 0) -> float:
@@ -36,9 +42,11 @@ def _number(name: str, value, want: str, good=lambda x: x > 0) -> float:
 def _numbers(name: str, value, want: str, good) -> np.ndarray:
     """Numbers of which `good` holds, as float64."""
     try:
+        real = np.asarray(value).dtype.kind in "iufO"  # no truth values, no strings
         numbers = np.asarray(value, dtype=float)
     except (OverflowError, TypeError, ValueError):
-        require(False, name, repr(value), want)
+        real = False
+    require(real, name, repr(value), want)
     holds = np.broadcast_to(good(numbers), numbers.shape)
     if not holds.all():
         require(False, name, f"{numbers[~holds].flat[0]:g}", want)
@@ -362,6 +370,7 @@ def _check_sigmas(sigmas: Sigmas) -> None:
 
 def _check_start(q0, p0, n, every_term: bool) -> None:
     """Size and overlap of the first tokens, and how many tokens there are."""
+    check_flag("every_term", every_term)
     want = "an integer of at least 2, or math.inf"
     _numbers("n", n, want, lambda n: (n >= 2) & (n == np.floor(n)))
     positive = lambda q: (q > 0) & np.isfinite(q)
@@ -584,7 +593,7 @@ def equiangular_tokens(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
     require(floating, "dtype", dtype, "a floating dtype")
-    where = generator.device if generator is not None else None
+    where = getattr(generator, "device", None)
     drawn = torch.randn(
         batch_size, d, n, generator=generator, dtype=torch.float64, device=where
     )
@@ -851,8 +860,10 @@ def measure(
     blocks = _stack(blocks)
     _one_of("direction", direction, ("backward", "forward"))
     require(is_count(draws), "draws", draws, "a positive integer")
+    check_flag("causal", causal)
+    check_flag("progress", progress)
     _check_stream(x)
-    where = generator.device if generator is not None else x.device
+    where = getattr(generator, "device", x.device)
     probes = torch.randn(draws, *x.shape, generator=generator, device=where).to(
         x
     )  # (draws, B, T, D)
@@ -954,6 +965,7 @@ def exact_norms(
     """
     blocks = _stack(blocks)
     _one_of("direction", direction, ("backward", "forward"))
+    check_flag("causal", causal)
     _check_stream(x)
     B, n, d = x.shape
     require(

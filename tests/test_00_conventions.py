@@ -110,6 +110,16 @@ def test_check_tensors_names_the_argument(tensors, sentence):
         check_tensors(finite=True, **tensors)
 
 
+@pytest.mark.parametrize("value", ["False", "yes", None, 0, 1, np.bool_(True), torch.tensor(True)], ids=repr)
+def test_a_flag_is_true_or_false(value):
+    for flag in (True, False):
+        conventions.check_flag("causal", flag)
+    with pytest.raises(ValueError, match=r"^causal: got .*; want True or False$"):
+        conventions.check_flag("causal", value)
+    with pytest.raises(ValueError, match=r"^finite: got .*; want True or False$"):
+        check_tensors(finite=value, X=torch.ones(3, 2))
+
+
 def test_a_sum_that_overflows_is_not_taken_for_infinity():
     check_tensors(X=torch.full((2, 2), 3e38), finite=True)
 
@@ -183,6 +193,8 @@ def test_quote_formats_and_complains():
     assert quote(record, "error", ".2f") == "0.12"
     assert quote(record, "rows", ",d") == "1,200"
     assert "torch" in quote(record, "provenance")
+    with pytest.raises(ValueError, match="record: got 'trial'; want a Record"):
+        quote("trial", "error")
     with pytest.raises(ValueError, match="field: got 'eror'"):
         quote(record, "eror")
 
@@ -293,6 +305,8 @@ def test_a_verdict_is_a_truth_value_or_open():
     for neither in (math.nan, np.float64("nan"), 1, np.int8(1), "True", torch.tensor(1.0), np.array([True, False])):
         with pytest.raises(ValueError, match=r"^holds: got .*; want True, False or None$"):
             conventions.put_to_test(**said, holds=neither)
+    with pytest.raises(ValueError, match="^observed: got 0.5; want a string$"):
+        conventions.put_to_test(**(said | {"observed": 0.5}), holds=True)
 
 
 def test_an_unknown_name_is_no_array():

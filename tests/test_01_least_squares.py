@@ -245,6 +245,7 @@ def test_thm_second_look(p):
         (torch.ones(4, 2, dtype=torch.int32), "X: got dtype torch.int32"),
         (torch.ones(4, 2, dtype=torch.bfloat16), "X: got dtype torch.bfloat16; want torch.float32 or torch.float64"),
         ([[1.0, 2.0]] * 4, "X: got list"),
+        (np.ones((4, 2)), "X: got ndarray; want a torch.Tensor"),
     ],
 )
 def test_bad_features_are_named(call, X, sentence):
@@ -263,6 +264,7 @@ def test_bad_features_are_named(call, X, sentence):
         ({"rcond": 1.0}, "rcond: got 1.0"),
         ({"rcond": -0.1}, "rcond: got -0.1"),
         ({"intercept": "no"}, "intercept: got 'no'; want True or False"),
+        ({"intercept": 1}, "intercept: got 1; want True or False"),
         ({"mode": ["fast"]}, "mode: got"),
         ({"weights": torch.ones(3)}, "weights: got n = 3 rows of the context; want n = 4, as in X"),
         ({"weights": -torch.ones(4)}, "weights: got a smallest entry of -1"),
@@ -715,6 +717,8 @@ def test_estimator_takes_views_and_names_its_own_arguments():
     np.testing.assert_allclose(
         LeastSquares().fit(X[::-1, ::-1], y[::-1]).coef_[::-1], LeastSquares().fit(X, y).coef_, atol=1e-12
     )
+    with pytest.raises(ValueError, match="fit_intercept: got 'False'; want True or False"):
+        LeastSquares(fit_intercept="False").fit(X, y)
     with pytest.raises(ValueError, match="sample_weight: got entries from -1 to 1"):
         LeastSquares().fit(X, y, np.where(np.arange(30) == 3, -1.0, 1.0))
     with pytest.raises(ValueError, match="y: got values beyond float32"):

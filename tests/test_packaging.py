@@ -103,9 +103,9 @@ def test_the_wheel_says_what_it_is(wheel):
     assert about["Version"] == SETTINGS["DEFAULT"]["version"]
     assert about["Requires-Python"] == ">=3.11"
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra")) == {"data", "train", "cli", "book", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"estimators", "data", "train", "cli", "book", "dev"}
     always = {Requirement(r).name for r in about.get_all("Requires-Dist") if "extra ==" not in r}
-    assert always == {"torch", "numpy", "scikit-learn"}
+    assert always == {"torch", "numpy"}
     entry_points = configparser.ConfigParser(delimiters="=")
     entry_points.read_string(metadata(wheel, "entry_points.txt"))
     assert entry_points["nbdev"]["gbattn"] == "gbattn._modidx:d"
@@ -130,6 +130,30 @@ print(*sorted(name for name in loaded - known if not name.startswith("_")))
     assert not result.stdout.split(), (
         f"importing gbattn's modules also loads {result.stdout.strip()}: import it in the function that needs it."
     )
+
+
+def test_without_scikit_learn_only_the_estimators_are_missing():
+    program = """
+import importlib, pkgutil, sys
+sys.modules.update(sklearn=None, scipy=None)  # as where neither is installed
+import gbattn
+for module in pkgutil.iter_modules(gbattn.__path__, "gbattn."):
+    loaded = importlib.import_module(module.name)
+    for name in getattr(loaded, "__all__", ()):
+        try:
+            getattr(loaded, name)
+        except ValueError as error:
+            print(name, error)
+import torch
+from gbattn.attention import make_attention
+for name in ("multi_head", "linear", "twicing", "boosted"):
+    make_attention(name, 8, 2)(torch.ones(1, 3, 8))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    cure = "sklearn: got a Python that cannot import it; want pip install 'gbattn[estimators]'"
+    estimators = ("GradientBoosting", "GradientBoostingClassifier", "LeastSquares")
+    assert sorted(result.stdout.splitlines()) == [f"{name} {cure}" for name in estimators]
 
 
 def test_one_version():
@@ -194,6 +218,14 @@ def test_workflows_ask_for_no_more_than_reading_and_publishing():
         assert workflow["permissions"] == {"contents": "read"}, file.name
         asked = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
         assert asked in ({}, {"publish": {"pages": "write", "id-token": "write"}}), file.name
+
+
+def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
+    """The version is said in pyproject.toml, and nowhere else."""
+    (bound,) = (need.specifier for need in map(Requirement, PROJECT["dependencies"]) if need.name == "torch")
+    (oldest,) = re.findall(r"^>=([\d.]+)$", str(bound))
+    printed = subprocess.run(["make", "-n", "oldest"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"'torch=={oldest}'" in printed
 
 
 def test_every_dependency_is_pinned():
