@@ -37,15 +37,15 @@ MODEL = dict(
     vocab_size=2048,
     max_length=128,
     d_model=96,
-    n_layers=3,
+    n_layers=2,
     attention="boosted",
     positions="rotary",
 )
 TRAINING = dict(
-    steps=2000,
+    steps=2800,
     batch_size=8,
-    learning_rate=2e-3,
-    evaluate_every=500,
+    learning_rate=3e-3,
+    evaluate_every=700,
     checkpoint_every=100,
 )
 
@@ -673,7 +673,7 @@ def train_model(
     max_train_tokens: int | None = None,
     cache: Path | None = None,
     prompt: str = "Return a",
-    temperature: float = 0.8,
+    temperature: float = 0.7,
     sample_tokens: int | None = None,
     tensorboard: bool = False,
 ) -> dict:
@@ -913,7 +913,7 @@ def generate_text(
     *,
     folder: Path = Path("gbattn-model"),
     max_new_tokens: int | None = None,
-    temperature: float = 0.8,
+    temperature: float = 0.7,
     top_k: int | None = None,
     top_p: float | None = None,
     samples: int = 1,
