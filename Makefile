@@ -4,10 +4,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-# nbdev runs notebooks in its own processes, where a plot would open a window; and two that share two cores are
-# faster with one thread each than with two.
-TEST_NOTEBOOKS = OMP_NUM_THREADS=1 MPLBACKEND=agg $(1)/nbdev_test --n_workers 2
-
 define CHECK_PYTHON
 @command -v "$(PYTHON)" >/dev/null || { \
 	echo 'gbattn needs Python 3.11, 3.12 or 3.13, and there is no "$(PYTHON)" here:' \
@@ -28,7 +24,6 @@ book: $(READY) ## run every notebook and build the book into _build/html
 test: $(READY) chromium ## check everything: style, laws of the house, notebooks, book, library
 	$(BIN)/ruff check
 	$(BIN)/pytest -q tests/test_house.py
-	$(call TEST_NOTEBOOKS,$(BIN))
 	@$(BIN)/python tools/build_book.py
 	$(BIN)/pytest
 
@@ -55,7 +50,6 @@ newest: ## run the notebooks and build the book with the newest releases, apart 
 	.newest/venv/bin/python -m pip install --quiet --upgrade -e '.[dev]' torch numpy scikit-learn matplotlib
 	@.newest/venv/bin/python --version
 	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib)=='
-	$(call TEST_NOTEBOOKS,.newest/venv/bin)
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
 clean: ## remove the built book and the caches
