@@ -4,10 +4,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-# nbdev runs notebooks in its own processes, where a plot would open a window; and two that share two cores are
-# faster with one thread each than with two.
-TEST_NOTEBOOKS = OMP_NUM_THREADS=1 MPLBACKEND=agg $(1)/nbdev_test --n_workers 2
-
 # The oldest torch that is allowed is said once, in pyproject.toml.
 OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([^"]*\)".*/torch==\1/p' pyproject.toml)
 
@@ -31,7 +27,6 @@ book: $(READY) ## run every notebook and build the book into _build/html
 test: $(READY) chromium ## check everything: style, laws of the house, notebooks, book, library
 	$(BIN)/ruff check
 	$(BIN)/pytest -q tests/test_house.py
-	$(call TEST_NOTEBOOKS,$(BIN))
 	@$(BIN)/python tools/build_book.py
 	$(BIN)/pytest
 
@@ -58,7 +53,6 @@ newest: ## run the notebooks and build the book with the newest releases, apart 
 	.newest/venv/bin/python -m pip install --quiet --upgrade -e '.[dev]' torch numpy scikit-learn matplotlib
 	@.newest/venv/bin/python --version
 	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib)=='
-	$(call TEST_NOTEBOOKS,.newest/venv/bin)
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
 oldest: ## test the library with the oldest torch that is allowed, apart from .venv

@@ -167,7 +167,11 @@ def page_of(notebook: dict, flags=()) -> tuple[dict, list[str]]:
         first_line = next(iter("".join(cell["source"]).strip().splitlines()), "")
         trouble += [f"cell {number} ({first_line[:40]}): {what}" for what in wrong]
         cells += [shown] if shown else []
-    return {**notebook, "cells": cells}, trouble
+    # The cache of executed notebooks compares code and kernel, not tags.  A cell that may
+    # no longer run is told to it as another kernel, or the page would keep its old output.
+    kernel = {"name": "python3", "display_name": "Python 3"} | notebook["metadata"].get("kernelspec", {})
+    kernel["skipped"] = [i for i, cell in enumerate(cells) if "skip-execution" in cell["metadata"].get("tags", [])]
+    return {**notebook, "metadata": {**notebook["metadata"], "kernelspec": kernel}, "cells": cells}, trouble
 
 
 def test_flags(root: Path) -> list[str]:
@@ -185,12 +189,6 @@ def read_notebook(app, docname: str, source: list[str]) -> None:
     notebook, trouble = page_of(json.loads(source[0]), test_flags(Path(app.srcdir)))
     for what in trouble:
         log.warning("%s, %s", path.relative_to(app.srcdir), what, location=docname, type="nbdev")
-    # The cache of executed notebooks compares code and kernel, not tags.  A cell that may
-    # no longer run is told to it as another kernel, or the page would keep its old output.
-    kernel = notebook["metadata"].setdefault("kernelspec", {"name": "python3", "display_name": "Python 3"})
-    kernel["skipped"] = [
-        i for i, cell in enumerate(notebook["cells"]) if "skip-execution" in cell["metadata"].get("tags", [])
-    ]
     source[0] = json.dumps(notebook)
 
 

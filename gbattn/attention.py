@@ -50,12 +50,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _is_exporting() -> bool:
-    """Whether what runs is being written down for other sizes, which must not depend
-    on the sizes at hand. The oldest torch cannot tell that from compilation."""
-    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
-
-
 def _compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     """The dtype in which matrices are multiplied there."""
     kind = device.type  # the meta device has no autocast, and float64 is left alone
@@ -124,7 +118,7 @@ def _check_twofold(mask: torch.Tensor | None, B: int, T: int) -> None:
     """Whether the mask of a layer is read as it was meant: where B = T, two
     dimensions can be (T, S) and, as elsewhere, (B, S)."""
     # An exported program is for other sizes than those at hand.
-    if mask is None or mask.ndim != 2 or _is_exporting():
+    if mask is None or mask.ndim != 2 or torch.compiler.is_exporting():
         return
     if B == T and mask.shape[0] == T and T > 1:
         got = f"shape {tuple(mask.shape)}, which is (T, S) and (B, S), as B = T"
@@ -409,7 +403,11 @@ def _faster_in_float32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
     """Whether a look is, its gradients included, on a CPU that is asked for half
     precision: measured in chapter 15."""
     dtype = _compute_dtype(q.device, q.dtype)
-    if q.device.type != "cpu" or dtype == _wide(dtype) or _is_exporting():
+    if (
+        q.device.type != "cpu"
+        or dtype == _wide(dtype)
+        or torch.compiler.is_exporting()
+    ):
         return False
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
         return False
@@ -805,9 +803,10 @@ def _check_tokens(
 def _weight_of(layer: nn.Module) -> torch.Tensor:
     """One of its weights, which has the device and the dtype of all; torch's
     quantisation leaves none, and float32 on the CPU."""
-    for weight in layer.parameters():  # next(…, None) does not compile in torch 2.5
-        return weight
-    return torch.empty(0, dtype=torch.float32, device="cpu")
+    weight = next(layer.parameters(), None)
+    if weight is None:
+        return torch.empty(0, dtype=torch.float32, device="cpu")
+    return weight
 
 
 def _check_positions(positions: torch.Tensor, x: torch.Tensor) -> None:

@@ -42,10 +42,10 @@ MODEL = dict(
     positions="rotary",
 )
 TRAINING = dict(
-    steps=2800,
+    steps=2400,
     batch_size=8,
     learning_rate=3e-3,
-    evaluate_every=700,
+    evaluate_every=600,
     checkpoint_every=100,
 )
 

@@ -98,6 +98,7 @@ def paired_interval(
     odd = next((x for x in differences if not is_number(x)), None)
     require(odd is None, "differences", odd, "finite numbers")
     _check_confidence(confidence)
+    _check_packages("train", "scipy")
     from scipy.special import stdtrit
 
     half = (
@@ -146,6 +147,7 @@ def welch(
     good = is_number(sd_a) and is_number(sd_b)
     good = good and min(sd_a, sd_b) >= 0 and max(sd_a, sd_b) > 0
     require(good, "sd_a, sd_b", (sd_a, sd_b), "standard deviations, not both 0")
+    _check_packages("train", "scipy")
     from scipy.special import stdtr
 
     unit = max(sd_a, sd_b)  # a square of it may be no float

@@ -25,7 +25,6 @@ from gbattn.attention import (
     KeyValueCache,
     _check_probability,
     _compute_dtype,
-    _is_exporting,
     _wanted,
     _wide,
     padding_mask,
@@ -142,7 +141,7 @@ def next_token_loss(
     _check_numbers("targets", targets, weight.shape[0], blank=-100)
     rows = 256 if h.device.type == "cpu" else 2048
     # It would forget a tangent, and cut an exported length into chunks.
-    full = not (_is_exporting() or _has_tangent(h, weight))
+    full = not (torch.compiler.is_exporting() or _has_tangent(h, weight))
     if full and dtype != _wide(dtype):
         # Half precision would round the loss (bfloat16), or lose gradients before a
         # scaler sees them (float16). On a CPU narrow streams can go through float32.

@@ -1294,14 +1294,11 @@ def _products(precision: str) -> Iterator[None]:
         yield
         return
     matmul = torch.backends.cuda.matmul
-    newer = hasattr(matmul, "fp32_precision")
-    name, value = ("fp32_precision", "tf32") if newer else ("allow_tf32", True)
-    before = getattr(matmul, name)
-    setattr(matmul, name, value)
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
     try:
         yield
     finally:
-        setattr(matmul, name, before)
+        matmul.fp32_precision = before
 
 
 def _go(run: _Run, progress: bool, tensorboard: bool) -> None:

@@ -61,16 +61,15 @@ def build(folder):
         record.write_text(json.dumps({"code": now["code"]}))
 
         jupyter_book = Path(sys.executable).with_name("jupyter-book")
-        command = [jupyter_book, "build", ".", "--path-output", folder, "-W", "-n", "--keep-going"]
+        commands = (
+            [sys.executable, "tools/run_notebooks.py", build_folder / ".jupyter_cache"],
+            [jupyter_book, "build", ".", "--path-output", folder, "-W", "-n", "--keep-going"],
+        )
         # Somebody's MPLBACKEND would take the figures off the pages.
         environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-        result = subprocess.run(command, env=environment | {"IN_TEST": "1"})
-        if result.returncode or not page.exists():
-            for report in sorted(build_folder.glob("html/reports/**/*.err.log")):
-                # What comes before is the stack of the program that runs the notebook.
-                error = report.read_text().split("CellExecutionError: ")[-1]
-                print(f"{report.name.removesuffix('.err.log')}: {error}")
-            sys.exit("The book was not built: the reason is above.")
+        for command in commands:
+            if subprocess.run(command, env=environment | {"IN_TEST": "1"}).returncode:
+                sys.exit("The book was not built: the reason is above.")
         record.write_text(json.dumps(now))
 
     print(f"Open {page.absolute().as_uri()}")
