@@ -673,7 +673,7 @@ def train_model(
     max_train_tokens: int | None = None,
     cache: Path | None = None,
     prompt: str = "Return a",
-    temperature: float = 0.7,
+    temperature: float = 0.6,
     sample_tokens: int | None = None,
     tensorboard: bool = False,
 ) -> dict:
@@ -913,7 +913,7 @@ def generate_text(
     *,
     folder: Path = Path("gbattn-model"),
     max_new_tokens: int | None = None,
-    temperature: float = 0.7,
+    temperature: float = 0.6,
     top_k: int | None = None,
     top_p: float | None = None,
     samples: int = 1,
