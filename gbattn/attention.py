@@ -18,7 +18,7 @@ import torch.nn.functional as nnf
 from torch import nn
 
 from .conventions import check_flag, is_count, is_integer, is_number, require
-from .least_squares import _full_precision, linear_attention
+from .least_squares import full_precision, linear_attention
 
 # %% ../nbs/06_attention.ipynb #729d36d4
 #| code-fold: true
@@ -384,7 +384,7 @@ def attention_weights(
         mask = causal_mask(T, S, device=q.device)
     wide = _wide(q.dtype)
     k = k.repeat_interleave(H // G, dim=1)  # (B, H, S, K)
-    with _full_precision(q):
+    with full_precision(q):
         scores = q.to(wide) @ k.to(wide).mT  # (B, H, T, S)
     scores = scores * (K**-0.5 if scale is None else scale)
     if mask is None:
@@ -481,7 +481,7 @@ def attend(
     if dropout_p == 0 and _faster_in_float32(q, k, v):
         if mask is not None and mask.is_floating_point():
             mask = mask.float()
-        with _full_precision(q):
+        with full_precision(q):
             F = nnf.scaled_dot_product_attention(
                 q.float(), k.float(), v.float(), mask, **options
             )
@@ -872,7 +872,7 @@ class MultiHeadAttention(nn.Module):
     Notes
     -----
     Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``;
-    ``head_width`` is K. Source: chapter 6; Vaswani et al. (2017).
+    ``head_dim`` is K. Source: chapter 6; Vaswani et al. (2017).
     """
 
     def __init__(
@@ -897,10 +897,10 @@ class MultiHeadAttention(nn.Module):
         # NumPy's integers keep a layer from compiling.
         self.d_model, self.n_heads = int(d_model), int(n_heads)
         self.n_kv_heads = int(n_kv_heads or n_heads)
-        self.head_width = self.d_model // self.n_heads
+        self.head_dim = self.d_model // self.n_heads
         self.dropout, self.rotary, self.causal = float(dropout), rotary, causal
         made = dict(bias=bias, device=device, dtype=dtype)
-        narrow = self.head_width * self.n_kv_heads
+        narrow = self.head_dim * self.n_kv_heads
         self.query = _projection(d_model, d_model, **made)
         self.key = _projection(d_model, narrow, **made)
         self.value = _projection(d_model, narrow, **made)
@@ -1034,7 +1034,7 @@ class MultiHeadAttention(nn.Module):
 
     def _remembered(self) -> dict[str, tuple[int, int]]:
         """Heads and width of what the cache keeps of a token."""
-        shape = (self.n_kv_heads, self.head_width)
+        shape = (self.n_kv_heads, self.head_dim)
         return {"key": shape, "value": shape}
 
     def _estimate(self, p: _Pass) -> torch.Tensor:
@@ -1089,19 +1089,19 @@ class MultiHeadAttention(nn.Module):
             positions = torch.arange(past, past + T, device=x.device)
         else:
             _check_positions(positions, x)
-        mine = rotary_angles(positions, self.head_width, self.rotary)
+        mine = rotary_angles(positions, self.head_dim, self.rotary)
         if mine.ndim == 3:
             mine = mine.unsqueeze(1)  # (B, 1, T, K/2)
         if S is None:
             return mine, mine
         theirs = torch.arange(S, device=x.device)
-        return mine, rotary_angles(theirs, self.head_width, self.rotary)
+        return mine, rotary_angles(theirs, self.head_dim, self.rotary)
 
     def _heads(self, name: str, x: torch.Tensor, n_heads: int) -> torch.Tensor:
         """The heads of what a projection gives, which may be split over devices:
         half of its features must not pass for heads of half the width."""
-        if x.shape[-1] != n_heads * self.head_width:
-            want = f"{n_heads * self.head_width}, n_heads · head_width"
+        if x.shape[-1] != n_heads * self.head_dim:
+            want = f"{n_heads * self.head_dim}, n_heads · head_dim"
             if name != "query":
                 want = want.replace("n_heads", "n_kv_heads")
             require(False, name, f"{x.shape[-1]} features", want)
@@ -1221,7 +1221,7 @@ class LinearAttention(MultiHeadAttention):
         return f"{super().extra_repr()}, feature_map={self.feature_map!r}"
 
     def _remembered(self) -> dict[str, tuple[int, ...]]:
-        K = self.head_width
+        K = self.head_dim
         sums = self.feature_map == "elu"  # a column of ones adds up the weights
         return {"memory": (self.n_kv_heads, K, K + sums)}
 
@@ -1258,7 +1258,7 @@ class LinearAttention(MultiHeadAttention):
         return k, v
 
     def _look(self, p: _Pass, q, k, v) -> tuple[torch.Tensor, torch.Tensor | None]:
-        with _full_precision(q):  # sums of many weights
+        with full_precision(q):  # sums of many weights
             return self._sums(p, q, k, v)
 
     def _sums(self, p: _Pass, q, k, v) -> tuple[torch.Tensor, torch.Tensor | None]:

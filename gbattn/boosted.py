@@ -233,7 +233,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         made = dict(bias=bias, device=device, dtype=dtype)
         super().__init__(d_model, n_heads, **made, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
-        narrow = self.head_width * self.n_kv_heads
+        narrow = self.head_dim * self.n_kv_heads
         own_keys = kv_from != "shared"
         self.corrections = nn.ModuleList(
             Correction(d_model, narrow, gates[gate], own_keys, **made)

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from .conventions import _check_packages, is_count, is_number, require
+from .conventions import check_packages, is_count, is_number, require
 from .smoothers import _check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14
@@ -246,7 +246,7 @@ def _predictions(learner, X: np.ndarray) -> np.ndarray:
 def _estimators() -> dict[str, type]:
     """Define the estimators when one is first asked for, so that importing the
     module never loads scikit-learn."""
-    _check_packages("estimators", "sklearn")
+    check_packages("estimators", "sklearn")
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
     from sklearn.model_selection import train_test_split
     from sklearn.tree import DecisionTreeRegressor

@@ -344,9 +344,9 @@ def _many(count: int, what: str) -> str:
 
 
 def _write(path: Path, content: dict) -> None:
-    from gbattn.conventions import _put
+    from gbattn.conventions import write_atomic
 
-    _put(path, json.dumps(content, indent=1).encode() + b"\n")
+    write_atomic(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _as_path(name: str, value: object) -> Path:
@@ -417,9 +417,9 @@ _RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
 
 def _demand_ours(folder: Path) -> None:
     """Stop at a folder that holds anything which this program did not make."""
-    from gbattn.conventions import _check_folder
+    from gbattn.conventions import check_folder
 
-    _check_folder("folder", folder)
+    check_folder("folder", folder)
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     foreign = set() if _RUN in there else there - {_LOCK}
     got = f"{folder}, which holds {', '.join(sorted(foreign)[:3])} and no {_RUN}"
@@ -436,11 +436,11 @@ def _demand_one_process(command: str, instead: str) -> None:
 
 def _locked(folder: Path):
     """Hold the folder of a run."""
-    from gbattn.conventions import _held
+    from gbattn.conventions import lock_folder
 
     # In full, as a folder may be called like an option.
     place, got = str(folder.resolve()), "another gbattn train at work"
-    return _held(folder, place, got, "another --folder, or patience")
+    return lock_folder(folder, place, got, "another --folder, or patience")
 
 
 def _read_run(folder: Path) -> dict:
@@ -522,12 +522,12 @@ def _flat(settings: dict) -> dict:
 
 def _save_tokenizer(corpus: "Corpus", folder: Path) -> None:
     """Everything of a corpus but its tokens."""
-    from gbattn.conventions import _put
+    from gbattn.conventions import write_atomic
     from gbattn.corpora import MANIFEST
 
     # Byte for byte, as the one holds the checksum of the other.
     for file in (corpus.manifest["tokenizer"]["file"], MANIFEST):
-        _put(folder / file, (corpus.folder / file).read_bytes())
+        write_atomic(folder / file, (corpus.folder / file).read_bytes())
 
 
 def _open_tokenizer(folder: Path) -> "Corpus":
@@ -1034,14 +1034,14 @@ def _named(argument: str, name: object) -> "Experiment":
 
 def _folder_of_records(results: Path | None) -> Path:
     """Where records are: as asked, else where the book has them, else here."""
-    from gbattn.conventions import _check_folder, results_folder
+    from gbattn.conventions import check_folder, results_folder
 
     try:
         found = results_folder() if results is None else results
     except ValueError:
         found = Path("results")
     found = _as_path("results", found)
-    _check_folder("results", found)
+    check_folder("results", found)
     return found
 
 

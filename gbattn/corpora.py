@@ -33,9 +33,9 @@ import numpy as np
 import torch
 
 from gbattn.conventions import (
-    _check_folder,
-    _check_packages,
     check_flag,
+    check_folder,
+    check_packages,
     is_count,
     is_integer,
     is_number,
@@ -48,7 +48,7 @@ def _load(package: str):
     """A package of the extra `data`, loaded where it is used, or what to do without
     it."""
     also = ", or open_corpus on a finished cache, which needs neither"
-    _check_packages("data", package, also=also)
+    check_packages("data", package, also=also)
     return importlib.import_module(package)
 
 # %% ../nbs/14_corpora.ipynb #a526d2dd
@@ -1024,7 +1024,7 @@ def _cache_root(cache: str | Path | None) -> Path:
     require(good, "cache", repr(cache), "a path")
     root = Path(cache or os.environ.get("GBATTN_CACHE") or "~/.cache/gbattn")
     root = root.expanduser()
-    _check_folder("cache", root)
+    check_folder("cache", root)
     return root
 
 

@@ -202,7 +202,7 @@ class _Pass(NamedTuple):
     @property
     def narrow(self) -> int:
         """Features of the keys, or of the values."""
-        return self.layer.n_kv_heads * self.layer.head_width
+        return self.layer.n_kv_heads * self.layer.head_dim
 
     @property
     def wide(self) -> int:
@@ -277,7 +277,7 @@ def _boosted_parts(p: _Pass) -> dict[str, Cost]:
 #| code-fold: true
 def _linear_parts(p: _Pass, causal: bool, past: int) -> dict[str, Cost]:
     """Linear attention, whose causal form goes by chunks of 64 tokens."""
-    H, K, C = p.layer.n_heads, p.layer.head_width, 64
+    H, K, C = p.layer.n_heads, p.layer.head_dim, 64
     Kv = K + (p.layer.feature_map == "elu")
     if causal and p.T > 1:
         padded = -(-p.T // C) * C
@@ -345,9 +345,9 @@ def attention_parts(
 #| code-fold: true
 def _remembered(layer: MultiHeadAttention, tokens: int) -> int:
     """Numbers that a cache keeps of one sequence."""
-    narrow = layer.n_kv_heads * layer.head_width
+    narrow = layer.n_kv_heads * layer.head_dim
     if isinstance(layer, LinearAttention):
-        return narrow * (layer.head_width + (layer.feature_map == "elu"))
+        return narrow * (layer.head_dim + (layer.feature_map == "elu"))
     if isinstance(layer, TwicingAttention):
         return tokens * (2 * narrow + (layer.rounds - 1) * layer.d_model)
     own = isinstance(layer, GradientBoostedAttention) and layer.kv_from != "shared"

@@ -35,13 +35,13 @@ from gbattn.conventions import (
     _FETCH,
     COLOURS,
     Record,
-    _check_packages,
-    _read_records,
     check_flag,
+    check_packages,
     is_count,
     is_integer,
     is_number,
     profile,
+    read_records,
     require,
     results_folder,
 )
@@ -98,7 +98,7 @@ def paired_interval(
     odd = next((x for x in differences if not is_number(x)), None)
     require(odd is None, "differences", odd, "finite numbers")
     _check_confidence(confidence)
-    _check_packages("train", "scipy")
+    check_packages("train", "scipy")
     from scipy.special import stdtrit
 
     half = (
@@ -147,7 +147,7 @@ def welch(
     good = is_number(sd_a) and is_number(sd_b)
     good = good and min(sd_a, sd_b) >= 0 and max(sd_a, sd_b) > 0
     require(good, "sd_a, sd_b", (sd_a, sd_b), "standard deviations, not both 0")
-    _check_packages("train", "scipy")
+    check_packages("train", "scipy")
     from scipy.special import stdtr
 
     unit = max(sd_a, sd_b)  # a square of it may be no float
@@ -1190,7 +1190,7 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
 def _read(path: Path, one: Run, text: str | None = None) -> Record:
     """The record of a run, if its settings are still those of the run, and its text,
     where a fingerprint is given, is that one."""
-    found = _read_records(path)
+    found = read_records(path)
     require(len(found) == 1, str(path), f"{len(found)} records", "one, of one run")
     record, parts = found[0], ("text", "model", "train")
     known = json.loads(json.dumps(one.settings))
@@ -1533,7 +1533,7 @@ def run(
                 _finished(one, folder, text)
         return records_of(experiment, folder)
     # What would stop every run stops this one, before the first hour.
-    _check_packages("train", "accelerate", "filelock", "safetensors")
+    check_packages("train", "accelerate", "filelock", "safetensors")
     profile()
     for one in left:
         check_precision(one.train.precision)

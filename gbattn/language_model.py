@@ -32,10 +32,10 @@ from gbattn.attention import (
 from .blocks import Block, _check_features, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
-    _check_folder,
-    _check_packages,
-    _in_eval_mode,
     check_flag,
+    check_folder,
+    check_packages,
+    eval_mode,
     is_count,
     is_integer,
     is_number,
@@ -775,7 +775,7 @@ class LanguageModel(nn.Module):
         tokens, unread = prompt, prompt
         ended = torch.zeros(B, dtype=torch.bool, device=prompt.device)
         sound = ~ended
-        with _in_eval_mode(self):
+        with eval_mode(self):
             for step in range(max_new_tokens):
                 seen = _padded(lengths, step, tokens.shape[1], unread.shape[1])
                 logits = self(unread, **seen, cache=caches, logits_to_keep=1)[:, -1]
@@ -843,11 +843,11 @@ class LanguageModel(nn.Module):
         file is new is found out. Equal models make equal files. Nothing in either
         file can run code. Source: chapter 13.
         """
-        _check_packages("train", "safetensors")
+        check_packages("train", "safetensors")
         from safetensors.torch import save
 
         folder = _as_path(folder)
-        _check_folder("folder", folder)
+        check_folder("folder", folder)
         weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
         plan = type(self)(self.config, device="meta")
         _check_weights("model", weights, plan, "as its config says")
@@ -1096,7 +1096,7 @@ def _check_counts(path: Path, found: dict, weights: dict) -> None:
 
 def _read_weights(folder: Path) -> tuple[object, dict[str, torch.Tensor]]:
     """The config in the file of the weights, and these."""
-    _check_packages("train", "safetensors")
+    check_packages("train", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     path = folder / "model.safetensors"

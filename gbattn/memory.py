@@ -18,7 +18,7 @@ from gbattn.conventions import (
     is_number,
     require,
 )
-from .least_squares import _full_precision, _triangle, least_squares
+from .least_squares import full_precision, least_squares, triangular_factor
 
 # %% ../nbs/02_memory.ipynb #52c8cd8b
 RULES = ("hebb", "delta", "recursive_least_squares")
@@ -68,7 +68,7 @@ def _solve(triangle, k, v, q, diagonal, rate):
             )
             seen = q_white @ z + gains.mT.tril(diagonal) @ news
     rows = torch.cat([triangle, torch.cat([k, v], dim=-1)], dim=-2)
-    after = _triangle(rows)[..., :K, :]
+    after = triangular_factor(rows)[..., :K, :]
     if q is not None and k.shape[-2] == 1:
         R, z = (triangle if diagonal else after).split((K, v.shape[-1]), dim=-1)
         seen = torch.linalg.solve_triangular(R, q, upper=True, left=False) @ z
@@ -195,7 +195,7 @@ class FastWeights:
         theirs = (K, q.dtype, tuple(q.shape[:-2]))
         got, wanted = (f"K = {K}, {t}, batch {b}" for K, t, b in (theirs, mine))
         require(theirs == mine, "q", got, f"{wanted}, the memory's")
-        with _full_precision(q):
+        with full_precision(q):
             return q @ self.memory
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> "FastWeights":
@@ -265,7 +265,7 @@ class FastWeights:
             block = slice(start, start + length)
             q_block = None if q is None else q[..., block, :]
             chunk = (q_block, k[..., block, :], v[..., block, :])
-            with _full_precision(k):
+            with full_precision(k):
                 reads.append(self._write_chunk(*chunk, before))
         self.count += sizes["S"]
         return None if q is None else torch.cat(reads, dim=-2)
@@ -332,7 +332,7 @@ def ridge_attention(
     require(positive, "ridge", repr(ridge), "a positive number")
     if not causal:
         coefficients = least_squares(k, v, ridge=ridge).coefficients
-        with _full_precision(q):
+        with full_precision(q):
             return q @ coefficients
     memory = FastWeights(
         sizes["K"],

@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .blocks import Derf, DyT
 from .boosted import Gate
 from gbattn.conventions import (
-    _in_eval_mode,
     check_flag,
+    eval_mode,
     is_count,
     is_number,
     require,
@@ -868,7 +868,7 @@ def measure(
         x
     )  # (draws, B, T, D)
     run = _backward if direction == "backward" else _forward
-    with _in_eval_mode(*blocks):
+    with eval_mode(*blocks):
         return run(blocks, x.detach().clone(), probes, causal, progress)
 
 # %% ../nbs/12_signal.ipynb #b8777986
@@ -977,7 +977,7 @@ def exact_norms(
     eye = torch.eye(n * d, dtype=x.dtype, device=x.device)
     depths = range(len(blocks) + 1)
     sets, sizes = [], []
-    with _in_eval_mode(*blocks):
+    with eval_mode(*blocks):
         for h in x.detach().clone().split(1):
             chain, states = [], [_size_and_overlap(h)]
             for l, block in enumerate(blocks):

@@ -30,14 +30,14 @@ import torch
 from torch import nn
 
 from gbattn.conventions import (
-    _check_folder,
-    _check_packages,
-    _held,
-    _in_eval_mode,
     check_flag,
+    check_folder,
+    check_packages,
+    eval_mode,
     is_count,
     is_integer,
     is_number,
+    lock_folder,
     read_json,
     require,
 )
@@ -767,7 +767,7 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     """The summed loss of these windows, and the number of targets scored."""
     nats, n_tokens, none = 0.0, 0, torch.empty(0)
     device = next(iter(_tensors(model).values()), none).device
-    with _in_eval_mode(model):
+    with eval_mode(model):
         for inputs, targets in windows:
             loss = model(inputs.to(device), targets.to(device), reduction="sum")
             one = isinstance(loss, (float, torch.Tensor))
@@ -1273,16 +1273,16 @@ def train(
     require(fits, "folder", repr(folder), want)
     needed = {"tqdm": progress, "tensorboard": tensorboard, "accelerate": True}
     needed |= dict.fromkeys(("filelock", "safetensors"), folder is not None)
-    _check_packages("train", *(name for name, why in needed.items() if why))
+    check_packages("train", *(name for name, why in needed.items() if why))
     if folder is not None:
         folder = Path(folder)
-        _check_folder("folder", folder)
+        check_folder("folder", folder)
     run = _Run(model, corpus, config, folder)
     with ExitStack() as held:
         if folder is not None and run.accelerator.is_main_process:
             got = f"{folder}, in which another training is at work"
             want = "another folder, or patience"
-            held.enter_context(_held(folder, "folder", got, want))
+            held.enter_context(lock_folder(folder, "folder", got, want))
         _go(run, progress, tensorboard)
     return run.history
 

@@ -70,7 +70,7 @@ class TwicingAttention(MultiHeadAttention):
         return f"{super().extra_repr()}, rounds={self.rounds}"
 
     def _remembered(self) -> dict[str, tuple[int, ...]]:
-        shape = (self.n_heads, self.head_width)
+        shape = (self.n_heads, self.head_dim)
         later = {f"residual{m}": shape for m in range(1, self.rounds)}
         return super()._remembered() | later
 

@@ -127,10 +127,10 @@ def test_a_sum_that_overflows_is_not_taken_for_infinity():
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("no folder")
     for path in (tmp_path, tmp_path / "new" / "deep", Path("new"), Path(".")):
-        conventions._check_folder("cache", path)
+        conventions.check_folder("cache", path)
     for path in (tmp_path / "a.txt", tmp_path / "a.txt" / "sub" / "deep"):
         with pytest.raises(ValueError, match=r"cache: got .*a\.txt, a file; want a folder"):
-            conventions._check_folder("cache", path)
+            conventions.check_folder("cache", path)
 
 
 def test_seeds_repeat_every_generator():

@@ -847,7 +847,7 @@ def quadratic(layer, x, causal, mask):
     q, k, v = (split_heads(p(x), n) for p, n in (
         (layer.query, layer.n_heads), (layer.key, layer.n_kv_heads), (layer.value, layer.n_kv_heads)))  # fmt: skip
     if layer.rotary:
-        angles = rotary_angles(torch.arange(x.shape[1]), layer.head_width, layer.rotary)
+        angles = rotary_angles(torch.arange(x.shape[1]), layer.head_dim, layer.rotary)
         q, k = rotate(q, angles), rotate(k, angles)
     if layer.feature_map == "elu":
         q, k = nnf.elu(q) + 1, nnf.elu(k) + 1

@@ -342,7 +342,7 @@ OPTIONS = [
 def naive(layer, x, mask):
     """out((I − (I − A)^M) V) with every matrix formed; grouped heads written out; no rotary positions."""
     q, k, v = layer.query(x), layer.key(x), layer.value(x)
-    K, group, heads = layer.head_width, layer.n_heads // layer.n_kv_heads, []
+    K, group, heads = layer.head_dim, layer.n_heads // layer.n_kv_heads, []
     for h in range(layer.n_heads):
         mine, theirs = slice(h * K, (h + 1) * K), slice(h // group * K, (h // group + 1) * K)
         scores = q[..., mine] @ k[..., theirs].mT / math.sqrt(K)

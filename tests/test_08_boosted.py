@@ -272,7 +272,7 @@ def by_definition(layer, x):
         heads = lambda z, n: z.unflatten(-1, (n, -1)).unbind(-2)
         q, k, v = heads(names.query(query), H), heads(own.key(read), G), heads(own.value(read), G)
         for h in range(H):
-            A = (q[h] @ k[h * G // H].mT / math.sqrt(layer.head_width)).softmax(-1)
+            A = (q[h] @ k[h * G // H].mT / math.sqrt(layer.head_dim)).softmax(-1)
             outputs.append(A @ v[h * G // H])
         return torch.cat(outputs, -1)
 
