@@ -1322,7 +1322,7 @@ def test_the_bigram_loss_of_a_known_language():
         (([0, 1], [], 2), "tokens: got dtype float64, shape .*; want token"),
         (([0, 1], [0], 2), "valid: got 1 tokens; want 2 or more"),
         (([0, 2], [0, 1], 2), "train: got a number outside; want 0 to 1"),
-        (([0, 1], [0, -100], 2), "valid: got a number outside; want 0 to 1"),
+        (([0, 1], [0, -100], 2), "tokens: got numbers from -100 to 0"),
         (([0, 1], [0, 1], True), "vocab_size: got True; want a positive integer"),
         (([0, 1], [0, 1], 2.5), "vocab_size: got 2.5; want a positive integer"),
         (("text", [0, 1], 2), "tokens: got dtype"),
