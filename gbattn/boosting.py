@@ -182,10 +182,6 @@ def line_search(
         ρ, a scalar. Negative where the loss falls backwards, 0 where it does not
         fall; no larger in size than 2⁴⁰, for a loss that falls for ever.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -734,10 +730,6 @@ def staged_l2_boost(
         F, of the shape of y, or (m,) or (…, m, c) with `query`; leading dimensions
         as in the smoother.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -780,10 +772,6 @@ def l2_boost(
     torch.Tensor
         The last of what `staged_l2_boost` yields.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -807,10 +795,6 @@ def twice(smoother: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     torch.Tensor
         (2S − S²) y, of the shape of y.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -838,10 +822,6 @@ def sharpen(
         Sharpened values a, of the shape of y: S a is `l2_boost` at the rows
         themselves, and S_* a its prediction for any others.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -876,10 +856,6 @@ def boosted_smoother(
     torch.Tensor
         Shape (…, n, n), with the number of `rounds` in front if they are several.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----

@@ -244,7 +244,7 @@ def train_tokenizer(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; or when ``tokenizers``
+        When ``tokenizers``
         is not installed.
 
     Notes
@@ -310,10 +310,6 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
         The UTF-8 bytes of the text that was scored: `Corpus.n_bytes` of the targets
         if the corpus is lossless, else `Corpus.text_bytes` of the split.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -1192,10 +1188,6 @@ class TokenStream:
     step : int
         The next batch. It is the whole state: set it to resume.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -1294,10 +1286,6 @@ def sequential_windows(
         Shape (B, T), the last ones with a smaller B; at the end, the rest of the
         text as one shorter window.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -1349,10 +1337,6 @@ def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
     float
         Nats a token, the mean over all tokens of valid but the first.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----

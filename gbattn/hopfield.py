@@ -70,10 +70,6 @@ def energy(
     torch.Tensor
         Shape (…, m). Only log-sum-exp is bounded below (by zero).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -132,10 +128,6 @@ def update(
     torch.Tensor
         The new states, shape (…, m, d).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -173,10 +165,6 @@ def retrieve(
         The last states, shape (…, m, d); with `path`, all of them, shape (steps +
         1, …, m, d).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -253,10 +241,6 @@ def recall_bits(
     torch.Tensor
         The new states, shape (…, m, d).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -330,10 +314,6 @@ def capacity_curve(
     CapacityCurve
         Shares of wrong bits and wrong patterns, one column a repetition.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -380,10 +360,6 @@ def separation(patterns: torch.Tensor) -> torch.Tensor:
     torch.Tensor
         Shape (…, N); negative where another pattern overlaps more.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -417,10 +393,6 @@ def jacobian(
         Shape (…, m, d, d), symmetric, without negative eigenvalues. Made to be
         looked at: it forms an N × d matrix for each state.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----

@@ -234,10 +234,6 @@ class ModelConfig:
         ``attention_options``, ``norm``, ``normalizer``, ``ffn``, ``d_ffn`` and
         ``dropout``, each in place of the common one.
 
-    Raises
-    ------
-    ValueError
-        Naming the field, what it got and what it wants.
 
     Notes
     -----
@@ -753,7 +749,7 @@ class LanguageModel(nn.Module):
         Raises
         ------
         ValueError
-            Naming the argument, what it got and what it wants; also when a token was
+            When a token was
             drawn from logits that are not finite.
 
         Notes
@@ -952,10 +948,6 @@ def next_token_probabilities(
     torch.Tensor
         Shape (…, V), float32 at least; of equal logits the first counts as larger.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -1189,10 +1181,6 @@ def model_cost(
         FLOPs of all matrix products, those that torch counts. Bytes moved and saved
         are those of attention and linear layers alone, so less than all.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----

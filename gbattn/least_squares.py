@@ -149,10 +149,6 @@ def whiten(
     torch.Tensor
         L, shape (…, d, d), in the order of falling singular values.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Warns
     -----
@@ -201,10 +197,6 @@ def hat_matrix(
     torch.Tensor
         H, shape (…, n, n).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -305,10 +297,6 @@ def linear_attention(
         Shape (…, T, Kv). A query that may attend to nothing gets zeros. What a mask
         hides must still be finite, except under a mask (…, 1, S).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -507,10 +495,6 @@ def least_squares(
     Fit
         Whitening, memory, means and rank; `Fit.predict` and `Fit.coefficients`.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Warns
     -----
@@ -622,11 +606,6 @@ class OLSAttention(nn.Module):
         -------
         OLSAttention
             With W_Q = W_K = W_V = L and W_P = Lᵀ Xᵀ Y.
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
         """
         fit = least_squares(X, Y, rcond=rcond, mode=mode)
         wanted = "(n, d): the weights hold one data set"
@@ -676,10 +655,6 @@ class OLSAttention(nn.Module):
             ``intercept``, ``weights``, ``ridge``, ``rcond``, ``mode``: see
             `least_squares`.
 
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
 
         Notes
         -----

@@ -113,10 +113,6 @@ class FastWeights:
     dtype, device : optional
         Of the memory, float32 or float64; keys and values must match.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -225,11 +221,6 @@ class FastWeights:
         -------
         torch.Tensor
             What was read, shape (…, T, Kv).
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
         """
         needs_ridge = self.rule == "recursive_least_squares"
         enough = not needs_ridge or self.ridge > 0
@@ -317,10 +308,6 @@ def ridge_attention(
     torch.Tensor
         Shape (…, T, Kv).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -381,10 +368,6 @@ def descend(
     torch.Tensor
         Predictions for X_query, shape (steps, …, m, c).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -452,10 +435,6 @@ def running_softmax(
     tuple of torch.Tensor
         Outputs (…, S, Kv) and log-sums (…, S).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----

@@ -241,7 +241,7 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; also where float64 does
+        Where float64 does
         not hold a kernel.
 
     Notes
@@ -328,10 +328,6 @@ def attention_gain(
         σ_O² times (1 + σ_V²)(1 + g²σ_V²)^(rounds − 1) − 1 (residual), σ_V²(1 +
         (rounds − 1) g²) (input) or σ_V²(1 + (rounds − 1) g)² (shared).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -457,7 +453,7 @@ def recursion(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; also where float64 does
+        Where float64 does
         not hold a size or a norm.
 
     Notes
@@ -566,10 +562,6 @@ def equiangular_tokens(
     torch.Tensor
         Shape (batch_size, n, d).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -640,7 +632,7 @@ def initialize(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; the weights are then as
+        The weights are then as
         they were.
 
     Notes
@@ -843,7 +835,7 @@ def measure(
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; also when a block
+        When a block
         changes the shape, is detached from what it reads, or makes a number or a
         derivative that is not finite.
 
@@ -1023,10 +1015,6 @@ def power_law_exponent(
     attention, **options
         As in `attention_gain`.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -1075,10 +1063,6 @@ def stretched_exponential(
     normalizer : {"derf", "dyt"}
         At one slope, λ of DyT is 9/(2π) times that of Derf.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----

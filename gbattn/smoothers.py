@@ -76,10 +76,6 @@ def softmax_weights(
     torch.Tensor
         Shape (…, T, S), with the shape of a temperature tensor in front.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -148,10 +144,6 @@ def kernel_smoother(
     torch.Tensor
         S, shape (…, m, n), with the shape of a bandwidth tensor in front.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -196,10 +188,6 @@ def degrees_of_freedom(smoother: torch.Tensor, kind: str = "trace") -> torch.Ten
     torch.Tensor
         Shape (…).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -264,10 +252,6 @@ def bias_variance(
     BiasVariance
         `bias`, `variance`, and the means `squared_bias` and `risk`.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -305,10 +289,6 @@ def sinkhorn(
     torch.Tensor
         Shape (…, n, n); rows sum to one to rounding, columns to `tolerance`.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Warns
     -----
@@ -377,7 +357,7 @@ def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     Raises
     ------
     ValueError
-        Naming the argument, what it got and what it wants; also when a row listens
+        When a row listens
         to itself alone, so that nothing is left to predict it from.
 
     Notes
