@@ -16,19 +16,31 @@ from itertools import islice
 import numpy as np
 import torch
 
-from .conventions import check_packages, is_count, is_number, require
-from .smoothers import _check_rows
+from gbattn.conventions import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Rule,
+    check,
+    check_fields,
+    check_packages,
+    is_number,
+    number,
+    one_of,
+    optional,
+    require,
+)
+from .smoothers import check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14
 class Loss:
-    """A loss L(y, F), convex in F, for boosting to go down; a new one only needs
-    `value`.
+    """A loss L(y, F), convex in F, that boosting lowers; a subclass needs only `value`.
 
     Notes
     -----
-    All methods take targets y and estimates F, tensors of shape (n,). What is not
-    overridden is derived from `value`: the negative gradient by automatic
-    differentiation, constants by `line_search`. Source: chapter 5; Friedman (2001).
+    All methods take targets y and estimates F, tensors of shape (n,). By default
+    `value` gives the negative gradient, by automatic differentiation, and constants,
+    by `line_search`. Source: chapter 5; Friedman (2001).
     """
 
     def value(self, y: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
@@ -50,20 +62,22 @@ class Loss:
         return line_search(self, y, F, torch.ones_like(F))
 
     def at(self, y: torch.Tensor, F: torch.Tensor) -> "Loss":
-        """Return the loss of the coming round, in case it depends on the residuals."""
+        """Return the loss of the next round, which may depend on the residuals."""
         return self
 
     def response(self, F: torch.Tensor) -> torch.Tensor:
-        """Return what an estimate says in the unit of y: F itself, unless
-        overridden."""
+        """Return the estimates in the unit of y: F itself, unless overridden."""
         return F
 
     def check(self, y: torch.Tensor) -> None:
         """Raise a ValueError if these targets have no such loss."""
 
 # %% ../nbs/05_boosting.ipynb #b84555d4
+_BETWEEN = number("a number between 0 and 1", lambda x: 0 < x < 1)
+
+
 class SquaredError(Loss):
-    """½ (y − F)², of which the residual is the residual."""
+    """½ (y − F)²; its negative gradient is the residual."""
 
     def value(self, y, F):
         return 0.5 * (y - F).square()
@@ -76,7 +90,7 @@ class SquaredError(Loss):
 
 
 class AbsoluteError(Loss):
-    """The distance of F from y, of which the residual is a sign."""
+    """|y − F|; its negative gradient is the sign of the residual."""
 
     def value(self, y, F):
         return (y - F).abs()
@@ -98,24 +112,23 @@ class Huber(Loss):
     Parameters
     ----------
     alpha : float
-        Which quantile, between 0 and 1; the share of rows that count as regular.
+        The quantile, between 0 and 1.
     delta : float
         δ of this round.
     """
 
     def __init__(self, alpha: float = 0.9, delta: float = math.inf):
-        fits = is_number(alpha) and 0 < alpha < 1
-        require(fits, "alpha", repr(alpha), "a number between 0 and 1")
-        fits = is_number(delta) or (isinstance(delta, float) and delta == math.inf)
-        wanted = "a positive number or math.inf"
-        require(fits and delta > 0, "delta", repr(delta), wanted)
+        infinite = isinstance(delta, float) and delta == math.inf
+        positive = infinite or (is_number(delta) and delta > 0)
+        require(positive, "delta", repr(delta), "a positive number or math.inf")
+        check(alpha=(alpha, _BETWEEN))
         self.alpha, self.delta = alpha, delta
 
     def at(self, y, F):
         away = (y - F).abs().sort().values
-        coming = copy.copy(self)  # of a subclass, with all it has
-        coming.delta = away[math.ceil(self.alpha * len(away)) - 1].item()
-        return coming
+        loss = copy.copy(self)  # of a subclass, with all its attributes
+        loss.delta = away[math.ceil(self.alpha * len(away)) - 1].item()
+        return loss
 
     def value(self, y, F):
         e = (y - F).abs()
@@ -179,28 +192,28 @@ def line_search(
     Returns
     -------
     torch.Tensor
-        ρ, a scalar. Negative where the loss falls backwards, 0 where it does not
-        fall; no larger in size than 2⁴⁰, for a loss that falls for ever.
-
+        ρ, a scalar, of at most 2⁴⁰ in size; 0 where the loss does not fall.
 
     Notes
     -----
-    The slope in ρ rises with ρ, so its zero is bracketed between a power of two
-    and the next, and the bracket halved down to rounding. Source: Definition "The
-    gradient boosting machine" of chapter 5; Friedman (2001), Algorithm 1.
+    The slope in ρ is bisected, from a bracket between two powers of two down to
+    rounding. Source: Definition "The gradient boosting machine" of chapter 5;
+    Friedman (2001), Algorithm 1.
     """
-    require(_is_loss(loss), "loss", repr(loss), "a Loss")
+
+    def like_y(x):
+        fits = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1
+        return fits and x.dtype == y.dtype and x.shape == y.shape
+
+    vector = like_y, "a floating tensor (n,), as y, F and h"
+    loss_rule = _is_loss, "a Loss"
+    check(loss=(loss, loss_rule), y=(y, vector), F=(F, vector), h=(h, vector))
     for name, x in (("y", y), ("F", F), ("h", h)):
-        tensor = isinstance(x, torch.Tensor)
-        got = f"{x.dtype}, shape {tuple(x.shape)}" if tensor else repr(x)
-        fits = tensor and x.is_floating_point() and x.ndim == 1
-        fits = fits and x.dtype == y.dtype and x.shape == y.shape
-        require(fits, name, got, "a floating tensor (n,), as y, F and h")
         finite = bool(x.isfinite().all())
         require(finite, name, "NaN or infinite entries", "finite entries")
     sign = (loss.negative_gradient(y, F) @ h).sign()
 
-    def falls(step):  # does the loss still fall beyond this step?
+    def falls(step):  # whether the loss falls beyond this step
         return loss.negative_gradient(y, F + step * h) @ h * sign > 0
 
     high = sign
@@ -216,7 +229,7 @@ def line_search(
 
 # %% ../nbs/05_boosting.ipynb #85024c80
 class _Smoothing:
-    """A recipe X → S as a regressor: fitting keeps the rows, predicting smooths."""
+    """A recipe X → S as a regressor."""
 
     def __init__(self, recipe: Callable):
         self.recipe = recipe
@@ -232,16 +245,40 @@ class _Smoothing:
 # %% ../nbs/05_boosting.ipynb #c3afa16c
 #| code-fold: true
 def _predictions(learner, X: np.ndarray) -> np.ndarray:
-    """What a base learner predicts, one number a row."""
+    """The predictions of a base learner, one number a row."""
     h = np.asarray(learner.predict(X), dtype=np.float64)
     got, want = f"predictions of shape {h.shape}", f"shape ({len(X)},)"
     require(h.shape == (len(X),), "base_learner", got, want)
     return h
 
 
+def _is_base_learner(x: object) -> bool:
+    if x is None or isinstance(x, type):
+        return x is None
+    methods = ("fit", "predict", "get_params")
+    recipe = callable(x) and not hasattr(x, "fit")
+    return recipe or all(hasattr(x, name) for name in methods)
+
+
+_RULES: dict[str, Rule] = {
+    "base_learner": (
+        _is_base_learner,
+        "None, a regressor, or a function from rows to a smoother",
+    ),
+    "n_estimators": COUNT,
+    "learning_rate": POSITIVE,
+    "subsample": number("a number in (0, 1]", lambda x: 0 < x <= 1),
+    "line_search": one_of("auto", "leaf", "global", None),
+    "init": one_of(None, "zero"),
+    "n_iter_no_change": optional(COUNT),
+    "validation_fraction": _BETWEEN,
+    "tol": NOT_NEGATIVE,
+}
+
+
 def _estimators() -> dict[str, type]:
-    """Define the estimators when one is first asked for, so that importing the
-    module never loads scikit-learn."""
+    """Define the estimators on first use, so that the module does not load
+    scikit-learn."""
     check_packages("estimators", "sklearn")
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
     from sklearn.model_selection import train_test_split
@@ -254,52 +291,7 @@ def _estimators() -> dict[str, type]:
     from sklearn.utils.validation import check_is_fitted, validate_data
 
     class Machine(BaseEstimator):
-        """What both estimators share: the rounds."""
-
-        def _check_parameters(self):
-            positive = lambda x: is_number(x) and x > 0
-            base = self.base_learner
-            regressor = all(
-                hasattr(base, name) for name in ("fit", "predict", "get_params")
-            )
-            recipe = callable(base) and not hasattr(base, "fit")
-            learner = (
-                base is None or recipe or (regressor and not isinstance(base, type))
-            )
-            wanted = "None, a regressor, or a function from rows to a smoother"
-            require(learner, "base_learner", repr(base), wanted)
-            for name, fits, wanted in (
-                ("n_estimators", is_count, "a positive integer"),
-                ("learning_rate", positive, "a positive, finite number"),
-                (
-                    "subsample",
-                    lambda x: positive(x) and x <= 1,
-                    "a number in (0, 1]",
-                ),
-                (
-                    "line_search",
-                    lambda x: x in ("auto", "leaf", "global", None),
-                    "'auto', 'leaf', 'global' or None",
-                ),
-                ("init", lambda x: x in (None, "zero"), "None or 'zero'"),
-                (
-                    "n_iter_no_change",
-                    lambda x: x is None or is_count(x),
-                    "None or a positive integer",
-                ),
-                (
-                    "validation_fraction",
-                    lambda x: positive(x) and x < 1,
-                    "a number between 0 and 1",
-                ),
-                (
-                    "tol",
-                    lambda x: is_number(x) and x >= 0,
-                    "a finite number that is not negative",
-                ),
-            ):
-                value = getattr(self, name)
-                require(fits(value), name, repr(value), wanted)
+        """The rounds of both estimators."""
 
         def _learners(self, rng):
             """Unfitted base learners, without end."""
@@ -316,7 +308,7 @@ def _estimators() -> dict[str, type]:
             ]
             while True:
                 # A learner within the learner gets a seed: a fit that clones it would
-                # clone a generator, too, and leave this one where it was.
+                # clone a generator, too, and not advance this one.
                 seeds = {
                     name: rng if name == "random_state" else rng.randint(2**31 - 1)
                     for name in draws
@@ -325,22 +317,18 @@ def _estimators() -> dict[str, type]:
                 yield learner.set_params(**seeds) if seeds else learner
 
         def _search(self, loss, learner, X, y, F, rows):
-            """The correction of one round, ρ included: a factor, with the leaves of
-            a tree set to their own."""
+            """The factor ρ of one round; for a tree, each leaf is set to its own."""
             how = self.line_search
             grows_leaves = hasattr(learner, "tree_")
             if how == "auto":
                 how = "leaf" if grows_leaves else "global"
             got = f"'leaf' with a {type(learner).__name__}"
-            wanted = "'leaf' with a tree, or another line search"
-            require(how != "leaf" or grows_leaves, "line_search", got, wanted)
-            # A tree of least squares has found the best constants of its leaves.
-            squared = getattr(learner, "criterion", "") in (
-                "squared_error",
-                "friedman_mse",
-            )
-            found = type(loss) is SquaredError and squared
-            if how == "leaf" and not found:
+            want = "'leaf' with a tree, or another line search"
+            require(how != "leaf" or grows_leaves, "line_search", got, want)
+            # A tree of least squares has the best constants in its leaves.
+            criterion = getattr(learner, "criterion", "")
+            squared = criterion in ("squared_error", "friedman_mse")
+            if how == "leaf" and not (squared and type(loss) is SquaredError):
                 leaves = learner.apply(X)
                 constants = learner.tree_.value[:, 0, 0]
                 for leaf in np.unique(leaves[rows]):
@@ -352,18 +340,15 @@ def _estimators() -> dict[str, type]:
             return 1.0
 
         def _boost(self, X, y, loss, stratify=None):
-            self._check_parameters()
+            check_fields(self, _RULES)
             X = np.ascontiguousarray(X)
             rng = check_random_state(self.random_state)
             early = self.n_iter_no_change is not None
             if early:
                 loss.check(torch.tensor(y))  # of the rows held out, too
+                sizes = dict(test_size=self.validation_fraction, stratify=stratify)
                 X, X_val, y, y_val = train_test_split(
-                    X,
-                    y,
-                    test_size=self.validation_fraction,
-                    random_state=self.random_state,
-                    stratify=stratify,
+                    X, y, random_state=self.random_state, **sizes
                 )
                 y_val = torch.tensor(y_val)
             y, n = torch.tensor(y), len(y)
@@ -372,18 +357,17 @@ def _estimators() -> dict[str, type]:
             self.estimators_, self.steps_, scores, held = [], [], [], []
             F, rows = torch.full_like(y, self.init_), np.arange(n)
             F_val = torch.full_like(y_val, self.init_) if early else None
-            seen = X
+            sample = X
             for learner in islice(self._learners(rng), self.n_estimators):
                 if self.subsample < 1:
                     size = max(1, int(self.subsample * n))
                     rows = np.sort(rng.choice(n, size, replace=False))
-                    seen = X[rows]
+                    sample = X[rows]
                 loss = loss.at(y, F)
                 r = loss.negative_gradient(y, F).numpy()
-                learner.fit(seen, r[rows])
-                step = self.learning_rate * self._search(
-                    loss, learner, X, y, F, rows
-                )
+                learner.fit(sample, r[rows])
+                factor = self._search(loss, learner, X, y, F, rows)
+                step = self.learning_rate * factor
                 F = F + step * torch.as_tensor(_predictions(learner, X))
                 self.estimators_.append(learner)
                 self.steps_.append(step)
@@ -422,44 +406,43 @@ def _estimators() -> dict[str, type]:
         Parameters
         ----------
         base_learner : object or callable, optional
-            What is fitted to the residual in each round: any scikit-learn
-            regressor, or a recipe that is called as ``recipe(X, X_query=rows)``
-            with tensors and returns a smoother (m, n), such as
+            A scikit-learn regressor, or a recipe that is called as ``recipe(X,
+            X_query=rows)`` with tensors and returns a smoother (m, n), such as
             ``functools.partial(kernel_smoother, bandwidth=h)``. By default a
             regression tree of depth 3.
         loss : {"squared_error", "absolute_error", "huber", "log_loss"} or Loss
-            What to go down. With ``"log_loss"`` the targets lie in [0, 1], the
-            machine works in log-odds, and predictions are probabilities.
+            With ``"log_loss"`` the targets lie in [0, 1], F is in log-odds, and
+            predictions are probabilities.
         learning_rate : float
             The shrinkage ν.
         n_estimators : int
-            Number of rounds; the constant F₀ is none.
+            Number of rounds, without the constant F₀.
         line_search : {"auto", "leaf", "global"} or None
             One step for the whole correction ("global", Algorithm 1 of Friedman),
             one for each leaf of a tree ("leaf", his TreeBoost), or the step 1
-            (None). "auto" takes leaves where there are leaves.
+            (None). "auto" is "leaf" for trees and "global" otherwise.
         subsample : float
-            Share of the rows, drawn anew, that a round sees.
+            Share of the rows that is drawn for each round.
         init : {None, "zero"}
-            Where to start: the constant that is best for the loss, or 0.
+            F₀: the best constant for the loss, or 0.
         alpha : float
             Quantile of the absolute residuals at which Huber's loss turns linear.
         n_iter_no_change : int, optional
-            Stop when the loss of held-out rows has not fallen by `tol` for so many
+            Stop when the loss of held-out rows has not fallen by `tol` for this many
             rounds. By default no row is held out.
         validation_fraction : float
             Share of the rows held out if `n_iter_no_change` is given.
         tol : float
             See `n_iter_no_change`; in the unit of the mean loss.
         random_state : int, numpy.random.RandomState or None
-            Decides subsamples, held-out rows and the ties of a tree.
+            Of subsamples, held-out rows and the ties of a tree.
 
         Attributes
         ----------
         estimators_ : list
             The fitted base learners, one a round.
         steps_ : numpy.ndarray
-            What the prediction of each is multiplied by, ν ρ.
+            The factor ν ρ of each.
         init_ : float
             F₀.
         train_score_ : numpy.ndarray
@@ -468,9 +451,9 @@ def _estimators() -> dict[str, type]:
         validation_score_ : numpy.ndarray
             The same for the held-out rows, if there are any.
         n_estimators_ : int
-            Rounds made; fewer than `n_estimators` if stopped early.
+            Number of rounds; below `n_estimators` if stopped early.
         n_features_in_ : int
-            Number of features seen by `fit`.
+            Number of features.
 
         Notes
         -----
@@ -523,9 +506,8 @@ def _estimators() -> dict[str, type]:
                 "huber": lambda: Huber(self.alpha),
                 "log_loss": LogLoss,
             }
-            wanted = "a Loss or one of " + ", ".join(losses)
-            known = isinstance(self.loss, str) and self.loss in losses
-            require(known, "loss", repr(self.loss), wanted)
+            known, want = one_of(*losses)
+            check(loss=(self.loss, (known, f"a Loss or {want}")))
             return losses[self.loss]()
 
         def predict(self, X):
@@ -545,33 +527,16 @@ def _estimators() -> dict[str, type]:
 
         Parameters
         ----------
-        base_learner : object or callable, optional
-            A regressor, or a recipe for a smoother; see `GradientBoosting`.
-        learning_rate : float
-            The shrinkage ν.
-        n_estimators : int
-            Number of rounds.
-        line_search : {"auto", "leaf", "global"} or None
-            See `GradientBoosting`. In a leaf: one step of Newton's.
-        subsample : float
-            Share of the rows, drawn anew, that a round sees.
-        init : {None, "zero"}
-            Start from the log-odds of the classes, or from 0.
-        n_iter_no_change : int, optional
-            Stop when the loss of held-out rows has not fallen by `tol` for so many
-            rounds.
-        validation_fraction : float
-            Share of the rows held out, of each class, if `n_iter_no_change` is
-            given.
-        tol : float
-            See `n_iter_no_change`; in the unit of the mean loss.
-        random_state : int, numpy.random.RandomState or None
-            Decides subsamples, held-out rows and the ties of a tree.
+        base_learner, learning_rate, n_estimators, line_search, subsample, init
+            As in `GradientBoosting`. In a leaf ``line_search`` is one Newton step,
+            and the best constant is the log-odds of the classes.
+        n_iter_no_change, validation_fraction, tol, random_state
+            As in `GradientBoosting`; the rows held out are drawn class by class.
 
         Attributes
         ----------
         classes_ : numpy.ndarray
-            The two labels; probabilities come in this order.
+            The two labels, in the order of the probabilities.
         estimators_, steps_, init_, train_score_, validation_score_, n_estimators_
             As in `GradientBoosting`.
 
@@ -623,8 +588,8 @@ def _estimators() -> dict[str, type]:
                     f"is {kind}."
                 )
             self.classes_, labels = np.unique(y, return_inverse=True)
-            got, wanted = f"{len(self.classes_)} class", "two classes"
-            require(len(self.classes_) == 2, "y", got, wanted)
+            got = f"{len(self.classes_)} class"
+            require(len(self.classes_) == 2, "y", got, "two classes")
             return self._boost(X, labels.astype(np.float64), LogLoss(), labels)
 
         def decision_function(self, X):
@@ -652,11 +617,10 @@ def _estimators() -> dict[str, type]:
             for F in self._staged(X):
                 yield self.classes_[(F > 0).astype(int)]
 
-    found = {}
-    for estimator in (GradientBoosting, GradientBoostingClassifier):
+    estimators = (GradientBoosting, GradientBoostingClassifier)
+    for estimator in estimators:
         estimator.__qualname__ = estimator.__name__  # of the module, for pickle
-        found[estimator.__name__] = estimator
-    return found
+    return {estimator.__name__: estimator for estimator in estimators}
 
 
 def __getattr__(name: str):
@@ -669,33 +633,29 @@ def __getattr__(name: str):
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
 
 # %% ../nbs/05_boosting.ipynb #ac808a38
-def _check_looks(smoother, y, rounds, shrinkage, query=None):
-    """Check the arguments; return y as columns, and for each look its smoother and
-    its query smoother."""
-    require(is_count(rounds), "rounds", repr(rounds), "a positive integer")
-    fits = is_number(shrinkage) and shrinkage > 0
-    require(fits, "shrinkage", repr(shrinkage), "a positive, finite number")
+def _check_rounds(smoother, y, rounds, shrinkage, query=None):
+    """Check the arguments; return y as columns, and the smoothers and the query
+    smoothers of the rounds."""
+    check(rounds=(rounds, COUNT), shrinkage=(shrinkage, POSITIVE))
     fits = isinstance(y, torch.Tensor) and y.ndim > 0
     got = "a scalar" if isinstance(y, torch.Tensor) else type(y).__name__
     require(fits, "y", got, "a torch.Tensor of shape (n,) or (…, n, c)")
     columns = y[:, None] if y.ndim == 1 else y
-    each = []
-    for name, S in (("smoother", smoother), ("query", query)):
-        looks = list(S) if isinstance(S, Sequence) else [S] * rounds
-        want = f"one matrix, or one for each of {rounds} rounds"
-        require(len(looks) == rounds, name, f"{len(looks)} of them", want)
-        each.append(looks)
-    smoothers, queries = each
-    for S in {id(S): S for S in smoothers}.values():  # one for all rounds is one
-        _check_rows(S, y=columns)
-    if query is not None:
-        n = columns.shape[-2]
-        for Q in queries:
-            fits = isinstance(Q, torch.Tensor) and Q.ndim > 1 and Q.shape[-1] == n
-            got = f"shape {tuple(Q.shape)}" if isinstance(Q, torch.Tensor) else Q
-            require(fits, "query", got, f"shape (…, m, n) with n = {n}, as in y")
-            same = Q.dtype == columns.dtype
-            require(same, "query", f"dtype {Q.dtype}", f"{columns.dtype}, as in y")
+    smoothers, queries = (
+        list(S) if isinstance(S, Sequence) else [S] * rounds
+        for S in (smoother, query)
+    )
+    want = f"one matrix, or one for each of {rounds} rounds"
+    for name, S in (("smoother", smoothers), ("query", queries)):
+        require(len(S) == rounds, name, f"{len(S)} of them", want)
+    for S in {id(S): S for S in smoothers}.values():  # each matrix once
+        check_rows(S, y=columns)
+    n, dtype = columns.shape[-2], columns.dtype
+    for Q in queries if query is not None else ():
+        fits = isinstance(Q, torch.Tensor) and Q.ndim > 1 and Q.shape[-1] == n
+        got = f"shape {tuple(Q.shape)}" if isinstance(Q, torch.Tensor) else Q
+        require(fits, "query", got, f"shape (…, m, n) with n = {n}, as in y")
+        require(Q.dtype == dtype, "query", f"dtype {Q.dtype}", f"{dtype}, as in y")
     return columns, smoothers, queries
 
 # %% ../nbs/05_boosting.ipynb #2f95ff3e
@@ -707,7 +667,7 @@ def staged_l2_boost(
     *,
     query: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
-    """Yield the estimate after each look: F ← F + ν S (y − F), from F = 0.
+    """Yield the estimate after each round: F ← F + ν S (y − F), from F = 0.
 
     Parameters
     ----------
@@ -717,12 +677,12 @@ def staged_l2_boost(
     y : torch.Tensor
         Values, shape (n,) or (…, n, c).
     rounds : int
-        Number of looks M, the first included: 1 is one look, 2 is twicing.
+        Number of rounds M, the first included: 1 is one smooth, 2 is twicing.
     shrinkage : float
-        ν. Of the first look, too.
+        ν, of all rounds.
     query : torch.Tensor or sequence of torch.Tensor, optional
-        The same smoother for other rows, shape (…, m, n), as from
-        ``kernel_smoother(X, h, X_query)``: then their predictions are yielded.
+        The smoother of other rows, shape (…, m, n), as from ``kernel_smoother(X, h,
+        X_query)``: then their predictions are yielded.
 
     Yields
     ------
@@ -730,19 +690,16 @@ def staged_l2_boost(
         F, of the shape of y, or (m,) or (…, m, c) with `query`; leading dimensions
         as in the smoother.
 
-
     Notes
     -----
     Source: Theorem "Looks of linear smoothers" of chapter 5; Bühlmann and Yu
     (2003).
     """
-    columns, smoothers, queries = _check_looks(
-        smoother, y, rounds, shrinkage, query
-    )
-    return _looks(columns, smoothers, queries, shrinkage, y.ndim == 1)
+    checked = _check_rounds(smoother, y, rounds, shrinkage, query)
+    return _rounds(*checked, shrinkage, y.ndim == 1)
 
 
-def _looks(y, smoothers, queries, shrinkage, flat):
+def _rounds(y, smoothers, queries, shrinkage, flat):
     r, F = y, 0
     for S, Q in zip(smoothers, queries):
         h = S @ r
@@ -759,8 +716,7 @@ def l2_boost(
     *,
     query: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Return the estimate after `rounds` looks, (I − (I − νS)ᴹ) y, without forming
-    a power.
+    """Return the estimate after `rounds` rounds, (I − (I − νS)ᴹ) y, by M products.
 
     Parameters
     ----------
@@ -772,18 +728,17 @@ def l2_boost(
     torch.Tensor
         The last of what `staged_l2_boost` yields.
 
-
     Notes
     -----
     Source: Theorem "Looks of linear smoothers" of chapter 5; Bühlmann and Yu
     (2003).
     """
-    looks = staged_l2_boost(smoother, y, rounds, shrinkage, query=query)
-    return deque(looks, maxlen=1)[0]
+    estimates = staged_l2_boost(smoother, y, rounds, shrinkage, query=query)
+    return deque(estimates, maxlen=1)[0]
 
 
 def twice(smoother: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return Tukey's twicing, S y + S (y − S y): two looks without shrinkage.
+    """Return Tukey's twicing, S y + S (y − S y): two rounds without shrinkage.
 
     Parameters
     ----------
@@ -795,7 +750,6 @@ def twice(smoother: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     torch.Tensor
         (2S − S²) y, of the shape of y.
 
-
     Notes
     -----
     Source: chapter 5; Tukey (1977).
@@ -806,8 +760,8 @@ def twice(smoother: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def sharpen(
     smoother: torch.Tensor, y: torch.Tensor, rounds: int, shrinkage: float = 1.0
 ) -> torch.Tensor:
-    """Return the values of which one look is `rounds` looks: ν Σₖ (I − νS)ᵏ y, k <
-    M.
+    """Return the values a = ν Σₖ (I − νS)ᵏ y, k < M, of which one smooth S a is
+    `rounds` rounds on y.
 
     Parameters
     ----------
@@ -820,8 +774,7 @@ def sharpen(
     -------
     torch.Tensor
         Sharpened values a, of the shape of y: S a is `l2_boost` at the rows
-        themselves, and S_* a its prediction for any others.
-
+        themselves, and S_* a its prediction for others.
 
     Notes
     -----
@@ -839,8 +792,7 @@ def boosted_smoother(
     rounds: int | Sequence[int],
     shrinkage: float = 1.0,
 ) -> torch.Tensor:
-    """Return the matrix of M looks, I − (I − νS)ᴹ, for degrees of freedom, bias and
-    variance.
+    """Return the matrix of M rounds, I − (I − νS)ᴹ.
 
     Parameters
     ----------
@@ -856,7 +808,6 @@ def boosted_smoother(
     torch.Tensor
         Shape (…, n, n), with the number of `rounds` in front if they are several.
 
-
     Notes
     -----
     To apply it to values, use `l2_boost`. Source: Theorem "Looks of linear
@@ -865,8 +816,8 @@ def boosted_smoother(
     several = isinstance(rounds, (Sequence, range)) and len(rounds) > 0
     counts = list(rounds) if several else [rounds]
     for count in counts:
-        require(is_count(count), "rounds", repr(count), "a positive integer")
-    _check_looks(smoother, smoother, 1, shrinkage)
+        check(rounds=(count, COUNT))
+    _check_rounds(smoother, smoother, 1, shrinkage)
     I = torch.eye(smoother.shape[-1], dtype=smoother.dtype, device=smoother.device)
     left = [torch.linalg.matrix_power(I - shrinkage * smoother, M) for M in counts]
     return I - torch.stack(left) if several else I - left[0]

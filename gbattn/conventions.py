@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
-           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'COLOURS', 'Symbol', 'require', 'is_number', 'is_integer',
-           'is_count', 'number', 'integer', 'one_of', 'optional', 'list_of', 'instance', 'check', 'check_fields',
-           'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder',
-           'check_mask', 'check_tensors', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style',
-           'results_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
+           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'COLOURS', 'Symbol', 'require', 'is_number',
+           'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional', 'list_of', 'instance', 'check',
+           'check_fields', 'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages',
+           'lock_folder', 'check_mask', 'check_tensors', 'read_json', 'seed_everything', 'profile', 'colour_of',
+           'figure_style', 'results_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote',
+           'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -187,6 +188,10 @@ SEED = integer("an integer from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
 FLAG = instance(bool, "True or False")
 STRING = instance(str, "a string")
 DICTIONARY = instance(dict, "a dictionary")
+FLOATING: Rule = (
+    lambda x: isinstance(x, torch.dtype) and x.is_floating_point,
+    "a floating dtype",
+)
 
 
 def check(**arguments: tuple[object, Rule]) -> None:

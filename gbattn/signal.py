@@ -10,7 +10,7 @@ __all__ = ['VIT_B', 'relu_kernels', 'tanh_mixture', 'Kernels', 'normalizer_kerne
 # %% ../nbs/12_signal.ipynb #8ddcb25d
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,24 +23,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .blocks import Derf, DyT
 from .boosted import Gate
 from gbattn.conventions import (
-    check_flag,
+    COUNT,
+    FLAG,
+    FLOATING,
+    FRACTION,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    check,
     eval_mode,
-    is_count,
-    is_number,
+    instance,
+    integer,
+    number,
+    one_of,
     require,
 )
 
 # %% ../nbs/12_signal.ipynb #0d808e58
-def _number(name: str, value, want: str, good=lambda x: x > 0) -> float:
-    """One number of which `good` holds."""
-    number = is_number(value)
-    got = value if number else repr(value)
-    require(number and good(value), name, got, want)
-    return float(value)
-
-
 def _numbers(name: str, value, want: str, good) -> np.ndarray:
-    """Numbers of which `good` holds, as float64."""
+    """The values as float64, if they are numbers and `good` is true of them."""
     try:
         real = np.asarray(value).dtype.kind in "iufO"  # no truth values, no strings
         numbers = np.asarray(value, dtype=float)
@@ -54,7 +55,7 @@ def _numbers(name: str, value, want: str, good) -> np.ndarray:
 
 
 def _together(**values) -> list[np.ndarray]:
-    """Numbers as float64, in the shape to which they broadcast."""
+    """The values as float64, in the shape to which they broadcast."""
     anything = lambda x: True
     arrays = [_numbers(name, x, "numbers", anything) for name, x in values.items()]
     try:
@@ -66,22 +67,12 @@ def _together(**values) -> list[np.ndarray]:
 
 @contextmanager
 def _within_float64(name: str, got: str, want: str):
-    """An error with these words where a number overflows or is not defined."""
+    """Raise an error with these words where a number overflows or is undefined."""
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             yield
     except ArithmeticError:
         require(False, name, f"{got} leaves float64", want)
-
-
-def _one_of(name: str, value, known: Iterable[str]) -> None:
-    known = list(known)
-    require(
-        isinstance(value, str) and value in known,
-        name,
-        repr(value),
-        f"one of {', '.join(known)}",
-    )
 
 # %% ../nbs/12_signal.ipynb #7d1e76fa
 def relu_kernels(rho) -> tuple[np.ndarray, np.ndarray]:
@@ -98,19 +89,12 @@ def relu_kernels(rho) -> tuple[np.ndarray, np.ndarray]:
     tuple of numpy.ndarray
         κ and its derivative κ', in the shape of `rho`; both are ½ at ρ = 1.
 
-    Raises
-    ------
-    ValueError
-        When a correlation lies outside.
-
     Notes
     -----
     Source: Proposition "What ReLU does to a pair" of chapter 12; Cho and Saul
     (2009).
     """
-    inside = lambda rho: (
-        np.abs(rho) <= 1 + 1e-9
-    )  # a correlation is a quotient, rounded
+    inside = lambda rho: np.abs(rho) <= 1 + 1e-9  # of a rounded quotient
     rho = np.clip(_numbers("rho", rho, "correlations from −1 to 1", inside), -1, 1)
     angle = np.arccos(rho)
     kappa = (np.sqrt(1 - rho**2) + rho * (math.pi - angle)) / (2 * math.pi)
@@ -131,19 +115,14 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     tuple of numpy.ndarray
         Slopes and weights, shape (m,) each; the weights sum to one.
 
-    Raises
-    ------
-    ValueError
-        When the spacing is not between 0 and 0.5.
-
     Notes
     -----
     The logistic distribution is normal with a random scale, twice a Kolmogorov
     variable k. The trapezoidal rule in log k converges exponentially. Source:
     Proposition "tanh is a mixture of erfs" of chapter 12; Stefanski (1991).
     """
-    want = "a spacing above 0 and at most 0.5"
-    step = _number("step", step, want, lambda h: 0 < h <= 0.5)
+    spacing = number("a spacing above 0 and at most 0.5", lambda h: 0 < h <= 0.5)
+    check(step=(step, spacing))
     k = np.exp(np.arange(math.log(0.17), math.log(4.4), step))
     j = np.arange(1, 60)[:, None]
     density = 8 * k * ((-1.0) ** (j - 1) * j**2 * np.exp(-2 * (j * k) ** 2)).sum(0)
@@ -152,7 +131,8 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../nbs/12_signal.ipynb #e907ac97
 class Kernels(NamedTuple):
-    """What a normaliser or activation f does to two tokens of size q and overlap p.
+    """The moments after a normaliser or activation f of two tokens, of size q and
+    overlap p.
 
     ``q`` = E[f(a)²], ``p`` = E[f(a) f(b)], ``slope_q`` = E[f'(a)²] and ``slope_p``
     = E[f'(a) f'(b)]: the q̃, p̃, q̂ and p̂ of chapter 12.
@@ -199,7 +179,7 @@ class _Erfs:
 
 
 class _UnitSize:
-    """LayerNorm and RMSNorm where the width is large: every token to mean square 1."""
+    """LayerNorm and RMSNorm at large width: all tokens have mean square 1."""
 
     def __init__(self, alpha):
         pass
@@ -220,8 +200,8 @@ _KERNELS = {
 
 
 def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
-    """Return what a normaliser does to the size and the overlap of tokens, and the
-    same for its derivative.
+    """Return size and overlap of tokens after a normaliser, and the same moments of
+    its derivative.
 
     Parameters
     ----------
@@ -231,7 +211,7 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
         Size q = E[a²] > 0 of a token's entries and overlap p = E[ab] with another
         token's, from −q to q.
     alpha : float or numpy.ndarray
-        Slope of DyT and Derf; the others have none.
+        Slope of DyT and Derf; ignored by the others.
 
     Returns
     -------
@@ -249,7 +229,7 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     For LayerNorm the slopes are traces of products of Jacobians over the width.
     Source: chapter 12.
     """
-    _one_of("normalizer", normalizer, _KERNELS)
+    check(normalizer=(normalizer, one_of(*_KERNELS)))
     q, p, alpha = _together(q=q, p=p, alpha=alpha)
     positive = lambda x: (x > 0) & np.isfinite(x)
     _numbers("q", q, "finite sizes above 0", positive)
@@ -258,13 +238,13 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     _numbers("alpha", alpha, "finite slopes above 0", positive)
     want = "sizes and slopes nearer 1"
     with _within_float64("q, alpha", "numbers of which a kernel", want):
-        maps = _KERNELS[normalizer](alpha)
-        return Kernels(*maps.sizes(q, p), *maps.slopes(q, p))
+        kernel = _KERNELS[normalizer](alpha)
+        return Kernels(*kernel.sizes(q, p), *kernel.slopes(q, p))
 
 # %% ../nbs/12_signal.ipynb #b016cdf3
 class Sigmas(NamedTuple):
-    """The scale of a block's matrices at initialisation: an entry of a matrix has
-    variance σ² / inputs.
+    """The scales σ of a block's matrices at initialisation: the entries of a matrix
+    have variance σ² / inputs.
 
     ``value``, ``out``, ``query`` and ``key`` of the attention, ``up`` and ``down``
     of the feed-forward sublayer.
@@ -280,15 +260,14 @@ class Sigmas(NamedTuple):
     @classmethod
     def of_std(cls, std: float, d_model: int, d_hidden: int) -> "Sigmas":
         """The σ of matrices whose entries all have standard deviation `std`."""
-        _number("std", std, "a finite number, 0 or more", lambda x: x >= 0)
-        for name, width in (("d_model", d_model), ("d_hidden", d_hidden)):
-            require(is_count(width), name, width, "a positive integer")
-        narrow, wide = std * math.sqrt(d_model), std * math.sqrt(d_hidden)
-        return cls(narrow, narrow, narrow, wide, narrow, narrow)
+        sizes = dict(d_model=(d_model, COUNT), d_hidden=(d_hidden, COUNT))
+        check(std=(std, NOT_NEGATIVE), **sizes)
+        sigma, down = std * math.sqrt(d_model), std * math.sqrt(d_hidden)
+        return cls(sigma, sigma, sigma, down, sigma, sigma)
 
     def times(self, factor: float) -> "Sigmas":
         """Every σ times a factor."""
-        _number("factor", factor, "a finite number, 0 or more", lambda x: x >= 0)
+        check(factor=(factor, NOT_NEGATIVE))
         return Sigmas(*(factor * sigma for sigma in self))
 
     @property
@@ -308,8 +287,8 @@ def attention_gain(
     kv_from: str = "residual",
     gate: float = 0.5,
 ) -> float:
-    """Return σ²_OV, what a sublayer of attention multiplies the mean square of the
-    mean token by, if attention is uniform.
+    """Return σ²_OV, the factor of the mean token's mean square in a sublayer of
+    uniform attention.
 
     Parameters
     ----------
@@ -319,7 +298,7 @@ def attention_gain(
         The sublayer.
     rounds, kv_from, gate
         Those of `gbattn.boosted.GradientBoostedAttention`, with the gate as a
-        number; read for boosted attention only.
+        number; ignored by other sublayers.
 
     Returns
     -------
@@ -328,69 +307,57 @@ def attention_gain(
         σ_O² times (1 + σ_V²)(1 + g²σ_V²)^(rounds − 1) − 1 (residual), σ_V²(1 +
         (rounds − 1) g²) (input) or σ_V²(1 + (rounds − 1) g)² (shared).
 
-
     Notes
     -----
     Source: Theorem "A second look at initialisation" of chapter 12.
     """
     _check_sigmas(sigmas)
-    _one_of("attention", attention, ("multi_head", "twicing", "boosted"))
+    check(attention=(attention, one_of("multi_head", "twicing", "boosted")))
     v, o = np.float64(sigmas.value) ** 2, np.float64(sigmas.out) ** 2
     if attention != "boosted":
         return float(o * v)
-    require(is_count(rounds), "rounds", rounds, "a positive integer")
-    gate = _number("gate", gate, "a number from 0 to 1", lambda g: 0 <= g <= 1)
-    # (1 + g²σ_V²)^(rounds − 1) − 1, without a 1 in which a small σ would be lost.
+    check(rounds=(rounds, COUNT), gate=(gate, FRACTION))
+    # (1 + g²σ_V²)^(rounds − 1) − 1, precise for a small σ.
     later = lambda: np.expm1((rounds - 1) * np.log1p(gate**2 * v))
     known = {
         "residual": lambda: v + (1 + v) * later(),
         "input": lambda: v * (1 + (rounds - 1) * gate**2),
         "shared": lambda: v * (1 + (rounds - 1) * gate) ** 2,
     }
-    _one_of("kv_from", kv_from, known)
+    check(kv_from=(kv_from, one_of(*known)))
     with _within_float64("rounds", f"{rounds}, where the gain", "fewer rounds"):
         return float(o * known[kv_from]())
 
 # %% ../nbs/12_signal.ipynb #97b28af3
 def _check_sigmas(sigmas: Sigmas) -> None:
-    require(
-        isinstance(sigmas, Sigmas),
-        "sigmas",
-        type(sigmas).__name__,
-        "a gbattn.signal.Sigmas",
-    )
-    want = "a number from 0 to 1e70"  # of which float64 holds the fourth power
-    for name, sigma in sigmas._asdict().items():
-        _number(f"sigmas.{name}", sigma, want, lambda s: 0 <= s <= 1e70)
+    check(sigmas=(sigmas, instance(Sigmas, "a gbattn.signal.Sigmas")))
+    # The fourth power must fit into float64.
+    rule = number("a number from 0 to 1e70", lambda s: 0 <= s <= 1e70)
+    check(**{f"sigmas.{name}": (x, rule) for name, x in sigmas._asdict().items()})
 
 
 def _check_start(q0, p0, n, every_term: bool) -> None:
-    """Size and overlap of the first tokens, and how many tokens there are."""
-    check_flag("every_term", every_term)
+    """Check size, overlap and number of the first tokens."""
+    check(every_term=(every_term, FLAG))
     want = "an integer of at least 2, or math.inf"
     _numbers("n", n, want, lambda n: (n >= 2) & (n == np.floor(n)))
     positive = lambda q: (q > 0) & np.isfinite(q)
     _numbers("q0", q0, "a finite size above 0", positive)
     low, want = -q0 / (n - 1), "an overlap from −q0/(n − 1) to q0"
-    if (
-        not every_term
-    ):  # without its own share a mean of opposed tokens has a negative square
-        low, want = (
-            0 * low,
-            "an overlap from 0 to q0; below 0 with every_term=True only",
-        )
+    if not every_term:  # a mean of opposed tokens would have a negative square
+        want = "an overlap from 0 to q0; below 0 with every_term=True only"
+        low = 0 * low
     _numbers("p0", p0, want, lambda p: (p <= q0) & (p >= low))
 
 # %% ../nbs/12_signal.ipynb #69a79479
 class Propagation(NamedTuple):
-    """What the theory says of every depth; l = 0, …, L counts blocks, along the
-    first axis of each array.
+    """The theory's prediction at every depth l = 0, …, L, the first axis of each array.
 
     ``q`` and ``p`` are size and overlap of the tokens, ``attended`` the `Kernels`
     of the normaliser before each of the L attentions. ``forward_J`` and
-    ``forward_K`` are J^{l,0} and K^{l,0}, its mean product for two tokens that go
-    out; ``backward_J`` and ``backward_K`` are J^{L,l} and its mean product for the
-    gradients of two tokens at depth l. What was not asked for is None.
+    ``forward_K`` are J^{l,0} and K^{l,0}, its mean product for two output tokens;
+    ``backward_J`` and ``backward_K`` are J^{L,l} and its mean product for the
+    gradients of two tokens at depth l. A direction that is not computed is None.
     """
 
     q: np.ndarray
@@ -432,12 +399,12 @@ def recursion(
     sigmas : Sigmas
         Scales of the matrices.
     q0, p0 : float or numpy.ndarray
-        Size and overlap of the tokens that come in, −q0/(n − 1) ≤ p0 ≤ q0; p0 ≥ 0
-        without `every_term`.
+        Size and overlap of the input tokens, −q0/(n − 1) ≤ p0 ≤ q0; p0 ≥ 0 without
+        `every_term`.
     n : int, float or numpy.ndarray
         Tokens, ``math.inf`` for infinitely many.
     every_term : bool
-        Whether a mean over n tokens keeps its own term everywhere. If False, as
+        Whether a mean over n tokens includes its own term everywhere. If False, as
         published, 1/n counts only where it multiplies J.
     attention, rounds, kv_from, gate
         The sublayer of attention, as in `attention_gain`.
@@ -458,59 +425,52 @@ def recursion(
 
     Notes
     -----
-    Uniform attention, tokens with the same mean squares and products, large width. A block costs
-    some fifty operations on small arrays. Source: Theorem "Through depth" of
-    chapter 12; Alekseev (2026).
+    For uniform attention, tokens with equal mean squares and products, and large
+    width. Source: Theorem "Through depth" of chapter 12; Alekseev (2026).
     """
-    require(is_count(depth), "depth", depth, "a positive integer")
-    _one_of("normalizer", normalizer, _KERNELS)
-    _one_of("direction", direction, ("both", "forward", "backward"))
-    ov = attention_gain(
-        sigmas, attention, rounds=rounds, kv_from=kv_from, gate=gate
+    check(
+        depth=(depth, COUNT),
+        normalizer=(normalizer, one_of(*_KERNELS)),
+        direction=(direction, one_of("both", "forward", "backward")),
     )
+    options = dict(rounds=rounds, kv_from=kv_from, gate=gate)
+    ov = attention_gain(sigmas, attention, **options)
     q0, p0, n, alpha = _together(q0=q0, p0=p0, n=n, alpha=alpha)
     _check_start(q0, p0, n, every_term)
     positive = lambda a: (a > 0) & np.isfinite(a)
     _numbers("alpha", alpha, "finite slopes above 0", positive)
     want = "fewer blocks, or sigmas, alpha and q0 nearer 1"
     with _within_float64("depth", f"{depth}, where a size or a norm", want):
-        maps, mlp, share = _KERNELS[normalizer](alpha), sigmas.mlp, 1 / n
-        # How much of the mean of n tokens is the token itself, how much the others.
-        mine, others = (
-            (share, 1 - share) if every_term else (0 * share, 1 + 0 * share)
-        )
-
+        kernel, mlp, share = _KERNELS[normalizer](alpha), sigmas.mlp, 1 / n
+        # The shares of the token itself and of the others in a mean of n tokens.
+        own = share if every_term else 0 * share
+        others = 1 - own
         q, p = np.empty((2, depth + 1, *alpha.shape))
         q_mid, p_mid, rho = np.empty((3, depth, *alpha.shape))
         q[0], p[0] = q0, p0
         for l in range(depth):
-            size, overlap = maps.sizes(q[l], p[l])
-            added = ov * (mine * size + others * overlap)
+            size, overlap = kernel.sizes(q[l], p[l])
+            added = ov * (own * size + others * overlap)
             q_mid[l], p_mid[l] = q[l] + added, p[l] + added
-            size, overlap = maps.sizes(q_mid[l], p_mid[l])
+            size, overlap = kernel.sizes(q_mid[l], p_mid[l])
             rho[l] = overlap / size
             q[l + 1] = q_mid[l] + mlp * size / 2
             p[l + 1] = p_mid[l] + mlp * size * relu_kernels(rho[l])[0]
 
-        attended = Kernels(
-            *maps.sizes(q[:-1], p[:-1]), *maps.slopes(q[:-1], p[:-1])
-        )
-        slope_q, slope_p = maps.slopes(q_mid, p_mid)
+        before = q[:-1], p[:-1]
+        attended = Kernels(*kernel.sizes(*before), *kernel.slopes(*before))
+        slope_q, slope_p = kernel.slopes(q_mid, p_mid)
         factors = 1 + mlp * slope_q / 2, 1 + mlp * relu_kernels(rho)[1] * slope_p
         through = ov * attended.slope_q, ov * attended.slope_p, *factors
-        J, K = {}, {}
+        norms = []
         for way in ("forward", "backward"):
-            asked = direction in (way, "both")
-            J[way], K[way] = (
-                _norms(way, *through, share, others) if asked else (None, None)
-            )
-    return Propagation(
-        q, p, attended, J["forward"], K["forward"], J["backward"], K["backward"]
-    )
+            wants = direction in (way, "both")
+            norms += _norms(way, *through, share, others) if wants else (None, None)
+    return Propagation(q, p, attended, *norms)
 
 # %% ../nbs/12_signal.ipynb #5a080709
 def _norms(way, own, cross, grow_J, grow_K, share, others):
-    """J and K block by block, from the end where they are 1 and 0."""
+    """J and K block by block, from where they are 1 and 0."""
     depth = len(own)
     J, K = np.zeros((2, depth + 1, *own.shape[1:]))
     if way == "forward":
@@ -548,12 +508,12 @@ def equiangular_tokens(
     n, d : int
         Tokens and width, 2 ≤ n ≤ d.
     q0, p0 : float
-        ‖h‖²/d of each token and h_a·h_b/d of any two, −q0/(n − 1) ≤ p0 ≤ q0: exact,
-        not on average.
+        ‖h‖²/d of each token and h_a·h_b/d of any two, exactly, with −q0/(n − 1) ≤ p0
+        ≤ q0.
     batch_size : int
-        How many sets, each drawn on its own.
+        Number of sets, drawn independently.
     generator : torch.Generator, optional
-        Where the directions come from.
+        Draws the directions.
     dtype, device : optional
         Of the tokens.
 
@@ -562,39 +522,30 @@ def equiangular_tokens(
     torch.Tensor
         Shape (batch_size, n, d).
 
-
     Notes
     -----
-    The Gram matrix over d is q0 − p0 on the diagonal plus p0 everywhere. The n
-    orthonormal directions are the Q of a QR decomposition of normal numbers. Up to
-    the sign of each they are a uniformly random frame; the sign is the one that the
-    decomposition gives, so that feature a of token a is negative more often than
-    not. Source: chapter 12.
+    The n orthonormal directions are the Q of a QR decomposition of normal numbers,
+    with the signs of the decomposition: feature a of token a is more often negative.
+    Source: chapter 12.
     """
-    require(is_count(n) and n > 1, "n", n, "an integer of at least 2")
-    require(
-        is_count(d) and d >= n,
-        "d",
-        d,
-        f"an integer of at least n = {n}: n tokens at equal angles need n directions",
-    )
-    require(is_count(batch_size), "batch_size", batch_size, "a positive integer")
-    for name, value in (("q0", q0), ("p0", p0)):
-        require(is_number(value), name, repr(value), "a number")
-    _check_start(q0, p0, n, True)
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    require(floating, "dtype", dtype, "a floating dtype")
-    where = getattr(generator, "device", None)
-    drawn = torch.randn(
-        batch_size, d, n, generator=generator, dtype=torch.float64, device=where
+    check(
+        n=(n, integer("an integer of at least 2", lambda n: n > 1)),
+        d=(d, COUNT),
+        batch_size=(batch_size, COUNT),
+        q0=(q0, NUMBER),
+        p0=(p0, NUMBER),
+        dtype=(dtype, FLOATING),
     )
+    want = f"an integer of at least n = {n}: equal angles need n directions"
+    require(d >= n, "d", d, want)
+    _check_start(q0, p0, n, True)
+    options = dict(dtype=torch.float64, device=getattr(generator, "device", None))
+    drawn = torch.randn(batch_size, d, n, generator=generator, **options)
     frame = torch.linalg.qr(drawn).Q.mT  # (batch_size, n, d), rows orthonormal
     mean = frame.mean(1, keepdim=True)
-    apart, together = (
-        math.sqrt(d * (q0 - p0)),
-        math.sqrt(d * max(q0 + (n - 1) * p0, 0.0)),
-    )
+    apart = math.sqrt(d * (q0 - p0))
+    together = math.sqrt(d * max(q0 + (n - 1) * p0, 0.0))
     return (apart * (frame - mean) + together * mean).to(dtype=dtype, device=device)
 
 # %% ../nbs/12_signal.ipynb #1e53c9f9
@@ -619,21 +570,15 @@ def initialize(
         correction as those of round 0, the gate of a gated feed-forward sublayer as
         ``up``.
     alpha : float, optional
-        Slope of every DyT and Derf; left as it is if not given.
+        Slope of every DyT and Derf, which by default is not changed.
     generator : torch.Generator, optional
-        Where the numbers come from.
+        Draws the numbers.
 
     Returns
     -------
     nn.ModuleList, nn.Sequential, list or tuple of nn.Module
         The same blocks. Biases are 0, normalisers have gain 1 and bias 0, gates of
-        corrections stand at ½.
-
-    Raises
-    ------
-    ValueError
-        The weights are then as
-        they were.
+        corrections are ½. After an error the weights are unchanged.
 
     Notes
     -----
@@ -651,18 +596,15 @@ def initialize(
         for part in block.named_modules()
     ]
     for l, name, module in parts:  # all of them, before the first weight is drawn
-        good = (
-            isinstance(module, known)
-            or drawn(name, module)
-            or not module._parameters
-        )
-        got = f"block {l} with a {type(module).__name__} {name!r}, whose scale the theory does not know"
-        require(good, "blocks", got, "blocks of gbattn.blocks")
+        weightless = not module._parameters
+        has_scale = isinstance(module, known) or drawn(name, module) or weightless
+        got = f"block {l} with a {type(module).__name__} {name!r}, whose scale the theory does not define"
+        require(has_scale, "blocks", got, "blocks of gbattn.blocks")
     if alpha is not None:
-        alpha = _number("alpha", alpha, "a finite slope above 0")
-        squashes = any(isinstance(module, DyT | Derf) for *_, module in parts)
+        check(alpha=(alpha, POSITIVE))
+        has_slope = any(isinstance(module, DyT | Derf) for *_, module in parts)
         got = f"{alpha} for blocks without DyT or Derf"
-        require(squashes, "alpha", got, "None")
+        require(has_slope, "alpha", got, "None")
 
     for _, name, module in parts:
         if isinstance(module, DyT | Derf):  # whose reset would set the slope too
@@ -686,58 +628,53 @@ def _stack(blocks) -> Sequence[nn.Module]:
     require(kind, "blocks", type(blocks).__name__, want)
     require(len(blocks) > 0, "blocks", "none", want)
     for l, block in enumerate(blocks):
-        require(
+        module, got = (
             isinstance(block, nn.Module),
-            "blocks",
             f"a {type(block).__name__} at {l}",
-            want,
         )
+        require(module, "blocks", got, want)
     return blocks
 
 
-def _check_stream(x: torch.Tensor) -> None:
-    tensor = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 3
-    got = (
-        f"{x.dtype}, shape {tuple(x.shape)}"
-        if isinstance(x, torch.Tensor)
-        else type(x).__name__
-    )
-    require(tensor and x.numel() > 0, "x", got, "floating tokens (B, T, D)")
+_TOKENS = (
+    lambda x: (
+        isinstance(x, torch.Tensor)
+        and x.is_floating_point()
+        and x.ndim == 3
+        and x.numel() > 0
+    ),
+    "floating tokens (B, T, D)",
+)
+
+
+def _check_input(x: torch.Tensor) -> None:
+    check(x=(x, _TOKENS))
     require(
         x.shape[1] > 1, "x", "T = 1 token", "T ≥ 2: an overlap needs two tokens"
     )
-    require(
-        bool(x.isfinite().all()), "x", "NaN or infinite entries", "finite entries"
-    )
+    finite = bool(x.isfinite().all())
+    require(finite, "x", "NaN or infinite entries", "finite entries")
 
 
 def _step(h: torch.Tensor, block: nn.Module, l: int, causal: bool) -> torch.Tensor:
-    """What a block makes of a copy of the stream, on which it may work in place;
-    with the word causal only where it is meant.
-    """
-    given = {"causal": True} if causal else {}
-    after = block(h.clone(), **given)
-    tensor = isinstance(after, torch.Tensor)
-    got = f"block {l}, which turns shape {tuple(h.shape)} into " + (
-        f"{tuple(after.shape)}" if tensor else type(after).__name__
-    )
-    require(
-        tensor and after.shape == h.shape,
-        "blocks",
-        got,
-        "blocks that keep (B, T, D)",
-    )
+    """The output of a block for a copy of h, on which it may work in place; the
+    argument `causal` is passed on only if it is true."""
+    after = block(h.clone(), **({"causal": True} if causal else {}))
+    shape = getattr(after, "shape", type(after).__name__)
+    if shape != h.shape:
+        shape = tuple(shape) if isinstance(shape, tuple) else shape
+        got = f"block {l}, which turns shape {tuple(h.shape)} into {shape}"
+        require(False, "blocks", got, "blocks that keep (B, T, D)")
     finite = bool(after.detach().isfinite().all())
-    require(
-        finite, "blocks", f"block {l}, whose output is not finite", "finite numbers"
-    )
+    got = f"block {l}, whose output is not finite"
+    require(finite, "blocks", got, "finite numbers")
     return after
 
 
-def _derivative(found: torch.Tensor | None, l: int) -> torch.Tensor:
+def _check_derivative(derivative: torch.Tensor | None, l: int) -> torch.Tensor:
     got = f"block {l}, through which no derivative flows"
-    require(found is not None, "blocks", got, "differentiable blocks")
-    return found
+    require(derivative is not None, "blocks", got, "differentiable blocks")
+    return derivative
 
 
 def _bar(steps, progress: bool):
@@ -764,8 +701,7 @@ def _size_and_overlap(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 # %% ../nbs/12_signal.ipynb #16aeb3d0
 #| code-fold: true
 class Measurement(NamedTuple):
-    """What was measured of one stack, at every depth l = 0, …, L; float64 tensors
-    (L + 1,).
+    """Measurements of one stack at every depth l = 0, …, L; float64 tensors (L + 1,).
 
     ``q`` and ``p`` are size and overlap of the tokens; ``J`` is J^{L,l} (backward)
     or J^{l,0} (forward), ``K`` the same for two tokens, ``error`` the standard
@@ -780,15 +716,13 @@ class Measurement(NamedTuple):
 
 
 def _collect(states, probes) -> Measurement:
-    """Means over the draws of what was seen at each depth."""
-    q, p = (torch.stack(found).cpu().double() for found in zip(*states))
-    J, K = (
-        torch.stack(found).cpu().double() for found in zip(*probes)
-    )  # (L + 1, draws)
-    draws = J.shape[1]
-    error = (
-        J.std(1) / math.sqrt(draws) if draws > 1 else torch.full_like(q, math.nan)
-    )
+    """Means over the draws of the pairs (size, overlap) at each depth."""
+    q, p = (torch.stack(values).cpu().double() for values in zip(*states))
+    J, K = (torch.stack(values).cpu().double() for values in zip(*probes))
+    draws = J.shape[1]  # of (L + 1, draws)
+    error = torch.full_like(q, math.nan)
+    if draws > 1:
+        error = J.std(1) / math.sqrt(draws)
     return Measurement(q, p, J.mean(1), K.mean(1), error)
 
 
@@ -809,56 +743,44 @@ def measure(
     Parameters
     ----------
     blocks : nn.ModuleList, nn.Sequential, list or tuple of nn.Module
-        Modules that map (B, T, D) to (B, T, D): the blocks of this book or any
-        others.
+        Modules that map (B, T, D) to (B, T, D).
     x : torch.Tensor
-        Tokens that come in, shape (B, T, D), T ≥ 2.
+        Input tokens, shape (B, T, D), T ≥ 2.
     direction : {"backward", "forward"}
-        J^{L,l} from the end back to every l, or J^{l,0} from the start on to every
-        l.
+        Whether to measure J^{L,l} or J^{l,0}.
     draws : int
-        Random probes. Each goes through the stack once and serves every depth; the
-        error falls as 1/√draws.
+        Random probes, each of which serves all depths; the error falls as 1/√draws.
     generator : torch.Generator, optional
-        Where the probes come from.
+        Draws the probes.
     causal : bool
-        Whether ``causal=True`` is handed to every block.
+        Whether ``causal=True`` is passed to every block.
     progress : bool
         Whether to show a bar, where tqdm is installed.
 
     Returns
     -------
     Measurement
-        Means over the batch and over the draws; the expectation over
-        initialisations is the caller's.
-
-    Raises
-    ------
-    ValueError
-        When a block
-        changes the shape, is detached from what it reads, or makes a number or a
-        derivative that is not finite.
+        Means over the batch and over the draws, for one initialisation.
 
     Notes
     -----
-    Runs in eval mode (no dropout) and leaves modes, gradients and `x` as they were.
-    Backward: one forward pass keeps the L + 1 states, nothing else grows with
-    depth: each block's graph is made again when its turn comes, serves all draws
-    and is dropped. Forward: keeps one state and one change for each draw, so memory
-    does not depend on depth at all; it costs some three forward passes for each
-    draw and forms the T × T maps. Source: Definition "Averaged partial Jacobian
+    Runs in eval mode (no dropout) and leaves modes, gradients and `x` unchanged.
+    Backward: memory holds L + 1 states and the graph of one block. Forward: memory
+    does not depend on depth; a draw costs some three forward passes, in which the
+    T × T attention weights are formed. Source: Definition "Averaged partial Jacobian
     norm" of chapter 12; Hutchinson (1989).
     """
     blocks = _stack(blocks)
-    _one_of("direction", direction, ("backward", "forward"))
-    require(is_count(draws), "draws", draws, "a positive integer")
-    check_flag("causal", causal)
-    check_flag("progress", progress)
-    _check_stream(x)
+    check(
+        direction=(direction, one_of("backward", "forward")),
+        draws=(draws, COUNT),
+        causal=(causal, FLAG),
+        progress=(progress, FLAG),
+    )
+    _check_input(x)
     where = getattr(generator, "device", x.device)
-    probes = torch.randn(draws, *x.shape, generator=generator, device=where).to(
-        x
-    )  # (draws, B, T, D)
+    probes = torch.randn(draws, *x.shape, generator=generator, device=where)
+    probes = probes.to(x)  # (draws, B, T, D)
     run = _backward if direction == "backward" else _forward
     with eval_mode(*blocks):
         return run(blocks, x.detach().clone(), probes, causal, progress)
@@ -871,55 +793,50 @@ def _backward(blocks, x, probes, causal, progress) -> Measurement:
             states.append(_step(states[-1], block, l, causal))
     sizes = [_size_and_overlap(h) for h in states]
     states.pop()
-    seen = [_probed(probes, len(blocks))]
+    norms = [_probed(probes, len(blocks))]
     for l in _bar(range(len(blocks) - 1, -1, -1), progress):
         with torch.enable_grad():
             h = states.pop().requires_grad_()
             after = _step(h, blocks[l], l, causal)
         for i in range(len(probes)):
             probes[i] = _pulled_back(after, h, probes[i], l)
-        seen.append(_probed(probes, l))
-    return _collect(sizes, seen[::-1])
+        norms.append(_probed(probes, l))
+    return _collect(sizes, norms[::-1])
 
 
 def _pulled_back(after, h, probe, l) -> torch.Tensor:
     """The gradient before block l, of one behind it."""
-    found = (None,)
+    gradient = None
     if after.requires_grad:  # by h, or only by weights
-        found = torch.autograd.grad(
-            after, h, probe, retain_graph=True, allow_unused=True
-        )
-    return _derivative(found[0], l)
+        options = dict(retain_graph=True, allow_unused=True)
+        (gradient,) = torch.autograd.grad(after, h, probe, **options)
+    return _check_derivative(gradient, l)
 
 # %% ../nbs/12_signal.ipynb #a343ef8a
 #| code-fold: true
 def _forward(blocks, x, probes, causal, progress) -> Measurement:
     draws, shape = len(probes), x.shape
-    sizes, seen = [_size_and_overlap(x)], [_probed(probes, 0)]
+    sizes, norms = [_size_and_overlap(x)], [_probed(probes, 0)]
     h, change = x.repeat(draws, 1, 1), probes.flatten(0, 1)  # (draws · B, T, D)
-    # The fused kernels have no forward derivative; torch loads some of those of others by a path it has deprecated.
+    # The fused kernels have no forward derivative; torch loads those of others by a
+    # path that it has deprecated.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
         for l in _bar(range(len(blocks)), progress):
             with forward_ad.dual_level():
                 both = forward_ad.make_dual(h, change)
-                h, change = forward_ad.unpack_dual(
-                    _step(both, blocks[l], l, causal)
-                )
-            change = _derivative(change, l)
+                after = _step(both, blocks[l], l, causal)
+                h, change = forward_ad.unpack_dual(after)
+            change = _check_derivative(change, l)
             sizes.append(_size_and_overlap(h[: shape[0]]))
-            seen.append(_probed(change.unflatten(0, (draws, -1)), l + 1))
-    return _collect(sizes, seen)
+            norms.append(_probed(change.unflatten(0, (draws, -1)), l + 1))
+    return _collect(sizes, norms)
 
 
 def _probed(probes: torch.Tensor, l: int):
     finite = bool(probes.isfinite().all())
-    require(
-        finite,
-        "blocks",
-        f"a derivative at depth {l} that is not finite",
-        "finite numbers",
-    )
+    got = f"a derivative at depth {l} that is not finite"
+    require(finite, "blocks", got, "finite numbers")
     return _size_and_overlap(probes)
 
 # %% ../nbs/12_signal.ipynb #e35f57be
@@ -932,23 +849,12 @@ def exact_norms(
     direction: str = "backward",
     causal: bool = False,
 ) -> Measurement:
-    """Return what `measure` estimates, from the full Jacobian of each block: for
-    tiny stacks.
+    """Return what `measure` estimates, from the full Jacobian of each block.
 
     Parameters
     ----------
     blocks, x, direction, causal
         As in `measure`, with T · D at most 2048.
-
-    Returns
-    -------
-    Measurement
-        With error 0.
-
-    Raises
-    ------
-    ValueError
-        Where `measure` raises one.
 
     Notes
     -----
@@ -956,16 +862,12 @@ def exact_norms(
     Source: chapter 12.
     """
     blocks = _stack(blocks)
-    _one_of("direction", direction, ("backward", "forward"))
-    check_flag("causal", causal)
-    _check_stream(x)
-    B, n, d = x.shape
-    require(
-        n * d <= 2048,
-        "x",
-        f"T · D = {n * d}",
-        "at most 2048: the Jacobian is T·D × T·D",
-    )
+    known = one_of("backward", "forward")
+    check(direction=(direction, known), causal=(causal, FLAG))
+    _check_input(x)
+    n, d = x.shape[1:]
+    want = "at most 2048: the Jacobian is T·D × T·D"
+    require(n * d <= 2048, "x", f"T · D = {n * d}", want)
     eye = torch.eye(n * d, dtype=x.dtype, device=x.device)
     depths = range(len(blocks) + 1)
     sets, sizes = [], []
@@ -977,27 +879,26 @@ def exact_norms(
                     h = h.detach().requires_grad_()
                     after = _step(h, block, l, causal)
                 rows = [_pulled_back(after, h, e.reshape(1, n, d), l) for e in eye]
-                made = torch.stack(rows).reshape(n * d, n * d)
-                chain.append(made if direction == "forward" else made.mT)
+                jacobian = torch.stack(rows).reshape(n * d, n * d)
+                chain.append(jacobian if direction == "forward" else jacobian.mT)
                 h = after.detach()
                 states.append(_size_and_overlap(h))
             order = chain if direction == "forward" else chain[::-1]
             product, probed = eye, [eye]
-            for made in order:
-                product = made @ product
+            for jacobian in order:
+                product = jacobian @ product
                 probed.append(product)
-            # A column of the product is a probe; their sum over n·d columns replaces the mean over normal ones.
-            seen_at = depths if direction == "forward" else depths[::-1]
-            found = [
+            # The columns of the product are probes; their sum replaces a mean.
+            order = depths if direction == "forward" else depths[::-1]
+            pairs = [
                 _probed(P.mT.reshape(n * d, 1, n, d), l)
-                for P, l in zip(probed, seen_at)
+                for P, l in zip(probed, order)
             ]
-            norms = torch.stack([torch.stack([J.sum(), K.sum()]) for J, K in found])
+            norms = torch.stack([torch.stack([J.sum(), K.sum()]) for J, K in pairs])
             sets.append(norms if direction == "forward" else norms.flip(0))
             sizes.append(torch.stack([torch.stack(pair) for pair in states]))
     (J, K), (q, p) = (
-        torch.stack(sets).mean(0).cpu().double().T,
-        torch.stack(sizes).mean(0).cpu().double().T,
+        torch.stack(x).mean(0).cpu().double().T for x in (sets, sizes)
     )
     return Measurement(q, p, J, K, torch.zeros_like(q))
 
@@ -1015,25 +916,20 @@ def power_law_exponent(
     attention, **options
         As in `attention_gain`.
 
-
     Notes
     -----
     Source: Theorem "Pre-LN grows like a power" of chapter 12; Alekseev (2026).
     """
     ov, half = attention_gain(sigmas, attention, **options), sigmas.mlp / 2
-    require(
-        ov + half > 0,
-        "sigmas",
-        "sublayers that add nothing",
-        "one with positive scales",
-    )
+    got, want = "sublayers that add nothing", "one with positive scales"
+    require(ov + half > 0, "sigmas", got, want)
     return half / (half + ov)
 
 # %% ../nbs/12_signal.ipynb #ff61bf90
 class Stretched(NamedTuple):
-    """Where a stack with DyT or Derf ends: ``correlation`` c of two tokens,
-    ``overlap`` p of what the attention reads, ``growth`` of q in each block, and
-    ``length`` λ with ln J ≈ √(l/λ)."""
+    """The limit of depth with DyT or Derf: ``correlation`` c of two tokens, ``overlap``
+    p of the normalised tokens, ``growth`` of q in each block, and ``length`` λ with
+    ln J ≈ √(l/λ)."""
 
     correlation: float
     overlap: float
@@ -1063,22 +959,16 @@ def stretched_exponential(
     normalizer : {"derf", "dyt"}
         At one slope, λ of DyT is 9/(2π) times that of Derf.
 
-
     Notes
     -----
     Source: Theorem "Derf grows like a stretched exponential" of chapter 12;
     Alekseev (2026).
     """
-    alpha = _number("alpha", alpha, "a finite slope above 0")
     slope = {"derf": 2 / math.pi, "dyt": 4 / (3 * math.sqrt(2 * math.pi))}
-    _one_of("normalizer", normalizer, slope)
+    check(alpha=(alpha, POSITIVE), normalizer=(normalizer, one_of(*slope)))
     ov, mlp = attention_gain(sigmas, attention, **options), sigmas.mlp
-    require(
-        mlp > 0,
-        "sigmas",
-        "a feed-forward sublayer that adds nothing",
-        "up and down above 0",
-    )
+    got, want = "a feed-forward sublayer that adds nothing", "up and down above 0"
+    require(mlp > 0, "sigmas", got, want)
     overlap = lambda c: 2 / math.pi * math.asin(c)
     grown = lambda p: ov * p + mlp / 2
     low, high = 0.0, 1.0  # f(c) − c is positive at 0 and negative just below 1

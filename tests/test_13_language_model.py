@@ -1081,7 +1081,7 @@ def test_the_seed_decides_and_nothing_else():
 
 def test_no_two_sequences_share_their_numbers():
     """Neither in a batch nor in batches of neighbouring seeds; and more rows or steps change none."""
-    drawn = lambda seed, B=4, steps=6: language_model._chances(seed, B, steps, torch.device("cpu"))
+    drawn = lambda seed, B=4, steps=6: language_model._uniform(seed, B, steps, torch.device("cpu"))
     rows = torch.cat([drawn(seed) for seed in range(5)])
     assert rows.flatten().unique().numel() == rows.numel() and ((rows >= 0) & (rows < 1)).all()
     assert torch.equal(drawn(3)[:2, :4], drawn(3, B=2, steps=4))
@@ -1500,12 +1500,12 @@ def test_nobody_changes_a_config_from_outside():
         (dict(norm="late"), "norm: got 'late'"),
         (dict(normalizer="batchnorm"), "normalizer: got 'batchnorm'"),
         (dict(ffn="tanh"), "ffn: got 'tanh'"),
-        (dict(positions="sinus"), "positions: got 'sinus'; want 'learned' or 'rotary'"),
+        (dict(positions="sinus"), "positions: got 'sinus'; want one of 'learned', 'rotary'"),
         (dict(dropout=1.0), "dropout: got 1.0"),
-        (dict(init_std=0.0), "init_std: got 0.0; want a finite positive number"),
+        (dict(init_std=0.0), "init_std: got 0.0; want a positive, finite number"),
         (dict(tie_embeddings=1), "tie_embeddings: got 1; want True or False"),
         (dict(bias="yes"), "bias: got 'yes'"),
-        (dict(final_norm=0), "final_norm: got 0; want True or False"),
+        (dict(final_norm=0), "final_norm: got 0; want None or True or False"),
         (dict(attention_options=[1]), "attention_options: got [1]; want a dict"),
         (dict(attention_options={"wings": 2}), "attention_options: got 'wings'; want options that 'multi_head' takes"),
         (dict(attention_options={"causal": False}), "attention_options: got 'causal'; want no 'causal'"),
@@ -1552,8 +1552,8 @@ def calls(model, tokens):
         "targets: got shape (2, 8); want shape (2, 9), as tokens": lambda: model(tokens, tokens[:, 1:]),
         "targets: got dtype torch.int32; want torch.int64": lambda: model(tokens, tokens.int()),
         f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
-        "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
-        "reduction: got 'max'; want 'mean' or 'sum'": lambda: model(tokens, reduction="max"),
+        "reduction: got 'none'; want one of 'mean', 'sum'": lambda: model(tokens, tokens, reduction="none"),
+        "reduction: got 'max'; want one of 'mean', 'sum'": lambda: model(tokens, reduction="max"),
         "logits_to_keep: got 0; want None or, without targets, 1 to 9": lambda: model(tokens, logits_to_keep=0),
         "logits_to_keep: got 10; want": lambda: model(tokens, logits_to_keep=10),
         "logits_to_keep: got True; want": lambda: model(tokens, logits_to_keep=True),
@@ -1580,7 +1580,7 @@ def calls(model, tokens):
         "lengths: got device meta; want cpu": lambda: model.generate(
             tokens, 2, lengths=torch.tensor([9, 9], device="meta")
         ),
-        "reduction: got 'all'; want 'mean' or 'sum'": lambda: next_token_loss(
+        "reduction: got 'all'; want one of 'mean', 'sum'": lambda: next_token_loss(
             torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 4]), reduction="all"
         ),
         "h, weight, targets: got shapes [(2, 4), (5, 3), (2,)]; want shapes (N, D), (V, D) and (N,)": lambda: (
