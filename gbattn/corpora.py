@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'train_tokenizer', 'bits_per_byte', 'HubText',
-           'Corpus', 'open_corpus', 'load_corpus', 'Batch', 'TokenStream', 'sequential_windows', 'bigram_loss']
+           'as_array', 'Corpus', 'manifest_checksum', 'open_corpus', 'load_corpus', 'Batch', 'TokenStream',
+           'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -33,20 +34,26 @@ import numpy as np
 import torch
 
 from gbattn.conventions import (
+    COUNT,
+    FLAG,
+    LENGTH,
+    NOT_NEGATIVE,
+    SEED,
+    check,
+    check_entries,
     check_flag,
     check_folder,
     check_packages,
-    is_count,
-    is_integer,
-    is_number,
+    integer,
+    one_of,
+    optional,
     read_json,
     require,
 )
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
 def _load(package: str):
-    """A package of the extra `data`, loaded where it is used, or what to do without
-    it."""
+    """A package of the extra `data`, loaded where it is used."""
     also = ", or open_corpus on a finished cache, which needs neither"
     check_packages("data", package, also=also)
     return importlib.import_module(package)
@@ -74,8 +81,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 @lru_cache(1)
 def _documents() -> dict[str, str]:
-    """The documentation that this Python carries: its topics, and each module's
-    docstrings."""
+    """The documentation in this Python: its topics, and each module's docstrings."""
     want = "a Python with its standard library as source files, or another corpus"
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
@@ -92,9 +98,8 @@ def _documents() -> dict[str, str]:
         try:
             tree = ast.parse(path.read_bytes())
         except SyntaxError as error:
-            require(
-                False, "python-docs", f"{path}, line {error.lineno}: {error}", want
-            )
+            got = f"{path}, line {error.lineno}: {error}"
+            require(False, "python-docs", got, want)
         modules[name] = "\n\n".join(_docstrings(tree))
     whole = all(modules.get(name) for name in ("argparse", "json", "os"))
     require(whole, "python-docs", f"hardly any source files in {folder}", want)
@@ -103,26 +108,24 @@ def _documents() -> dict[str, str]:
 
 def _without_repeats(documents: dict[str, str]) -> dict[str, str]:
     """Keep each paragraph once, in the longest document that has it."""
-    seen, kept = set(), {}
+    used, texts = set(), {}
     for name in sorted(documents, key=lambda name: (-len(documents[name]), name)):
         paragraphs = []
         for paragraph in re.split(r"\n\s*\n", documents[name]):
             words = tuple(paragraph.split())
-            if words and words not in seen:
-                seen.add(words)
+            if words and words not in used:
+                used.add(words)
                 paragraphs.append(paragraph)
         if paragraphs:
-            kept[name] = "\n\n".join(paragraphs)
-    return kept
+            texts[name] = "\n\n".join(paragraphs)
+    return texts
 
 
 def _split_by_module(documents: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Deal out whole packages and topics, in the order of a hash of their names: a
-    tenth of the text to test, a tenth to valid, the rest to train."""
-    unit = {
-        name: name if name.startswith("topic ") else name.split(".")[0]
-        for name in documents
-    }
+    """Assign whole packages and topics to splits, in the order of a hash of their
+    names: a tenth of the text to test, a tenth to valid, the rest to train."""
+    topic = lambda name: name.startswith("topic ")
+    unit = {n: n if topic(n) else n.split(".")[0] for n in documents}
     size = Counter()
     for name, text in documents.items():
         size[unit[name]] += len(text.encode())
@@ -131,14 +134,10 @@ def _split_by_module(documents: dict[str, str]) -> dict[str, dict[str, str]]:
         free = (split for split in ("test", "valid") if filled[split] < tenth)
         split_of[name] = next(free, "train")
         filled[split_of[name]] += size[name]
-    return {
-        split: {
-            name: documents[name]
-            for name in sorted(documents)
-            if split_of[unit[name]] == split
-        }
-        for split in SPLITS
-    }
+    texts = {split: {} for split in SPLITS}
+    for name in sorted(documents):
+        texts[split_of[unit[name]]][name] = documents[name]
+    return texts
 
 
 def _checksum_of_documents(texts: dict[str, dict[str, str]]) -> str:
@@ -149,19 +148,13 @@ def _without_leaks(texts: dict[str, dict[str, str]]) -> dict[str, dict[str, str]
     """Drop from valid and test each paragraph that shares eight words in a row with
     train."""
     known = set().union(*map(_runs, texts["train"].values()))
-
-    def kept(document):
-        paragraphs = document.split("\n\n")
-        return "\n\n".join(p for p in paragraphs if not _runs(p) & known)
-
-    held_out = {
-        split: {name: kept(text) for name, text in texts[split].items()}
-        for split in ("valid", "test")
-    }
-    return {"train": texts["train"]} | {
-        split: {name: text for name, text in documents.items() if text}
-        for split, documents in held_out.items()
-    }
+    result = {"train": texts["train"], "valid": {}, "test": {}}
+    for split in ("valid", "test"):
+        for name, text in texts[split].items():
+            paragraphs = [p for p in text.split("\n\n") if not _runs(p) & known]
+            if rest := "\n\n".join(paragraphs):
+                result[split][name] = rest
+    return result
 
 # %% ../nbs/14_corpora.ipynb #e424d2b7
 SPLITS = ("train", "valid", "test")
@@ -179,29 +172,20 @@ def _python_docs() -> dict[str, dict[str, str]]:
 
 
 def python_docs() -> dict[str, dict[str, str]]:
-    """Assemble the embedded corpus: real English that every Python carries.
+    """Return the embedded corpus: for each split, texts by the name of their module
+    or topic.
 
     The texts are the documentation topics of ``pydoc_data`` and the docstrings of
-    each module of the standard library. Each paragraph is kept once, whole packages
+    each module of the standard library. Each paragraph is used once, whole packages
     and topics go to one split, and a paragraph of valid or test that shares eight
     words in a row with train is dropped.
 
-    Returns
-    -------
-    dict[str, dict[str, str]]
-        For each split, the text of each module or topic by its name.
-
-    Raises
-    ------
-    ValueError
-        When this Python comes without its documentation or without source files.
-
     Notes
     -----
-    The text changes with the version of Python and with what a distribution leaves
-    out; `Corpus.fingerprint` tells. Source: chapter 14.
+    The text depends on the version and the distribution of Python;
+    `Corpus.fingerprint` identifies it. Source: chapter 14.
     """
-    # Copies: who edits what they got must not change the corpus.
+    # Copies: a caller's changes must not change the corpus.
     return {split: dict(documents) for split, documents in _python_docs().items()}
 
 # %% ../nbs/14_corpora.ipynb #20e0f3e3
@@ -209,52 +193,38 @@ TOKENIZERS = ("byte-level", "published")
 
 
 def _check_recipe(argument: str, recipe: str, vocab_size: int) -> None:
-    known = ", ".join(TOKENIZERS)
-    require(recipe in TOKENIZERS, argument, repr(recipe), f"one of {known}")
+    check(**{argument: (recipe, one_of(*TOKENIZERS))})
     least = 256 if recipe == "byte-level" else 2
-    enough = is_count(vocab_size) and least <= vocab_size <= 2**24
     want = f"an integer, {least} or more, at most 2**24"
-    require(enough, "vocab_size", repr(vocab_size), want)
+    check(vocab_size=(vocab_size, integer(want, lambda x: least <= x <= 2**24)))
 
 # %% ../nbs/14_corpora.ipynb #bce5504d
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int = 4096, recipe: str = "byte-level"
 ):
-    """Train a byte-pair encoding on texts and return it, a
-    ``tokenizers.Tokenizer``.
+    """Train a byte-pair encoding on texts; return a ``tokenizers.Tokenizer``.
 
     Parameters
     ----------
     texts : iterable of str
-        What to learn the merges from, in pieces of any size.
+        The texts, in pieces of any size.
     vocab_size : int
-        The number of types to reach, the 256 bytes included. A text in which no
-        pair is left to merge gives fewer; in the published recipe, one of more
-        different characters gives more.
+        The vocabulary size to reach. A text without pairs to merge gives a smaller
+        one; in the published recipe, a text of more different characters a larger.
     recipe : {"byte-level", "published"}
         ``"byte-level"`` starts from the 256 bytes and can spell every string.
         ``"published"`` is the recipe of the language models of Sargolzaei (2026):
-        it starts from the characters it has seen, cuts at whitespace and forgets
-        it, and has no token for the unknown, so whatever it has not seen is gone.
-
-    Returns
-    -------
-    tokenizers.Tokenizer
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; or when ``tokenizers``
-        is not installed.
+        it starts from the characters of the texts, drops whitespace, and has no token
+        for other characters, which it drops, too.
 
     Notes
     -----
-    The same texts give the same merges: ties go to the pair of smaller numbers.
+    The same texts give the same merges: ties go to the pair of smaller ids.
     Source: chapter 14; Sennrich, Haddow and Birch (2016).
     """
     _check_recipe("recipe", recipe, vocab_size)
-    one = isinstance(texts, str)
-    require(not one, "texts", "one string", "an iterable of strings: [text]")
+    want = "an iterable of strings: [text]"
+    require(not isinstance(texts, str), "texts", "one string", want)
     library = _load("tokenizers")
     tokenizer = library.Tokenizer(library.models.BPE())
     alphabet, special = [], []
@@ -278,8 +248,8 @@ def train_tokenizer(
 # %% ../nbs/14_corpora.ipynb #73852cdc
 @lru_cache(1)
 def _byte_of() -> dict[str, int]:
-    """Which byte each character of a byte-level token stands for: printing ones for
-    themselves, the other 68 shown from U+0100 on."""
+    """The byte of each character in a byte-level token: that of a printing character
+    is its own, the other 68 are written from U+0100 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
     shown = [chr(byte) for byte in prints] + [chr(256 + i) for i in range(68)]
@@ -287,7 +257,7 @@ def _byte_of() -> dict[str, int]:
 
 
 def _spellings(tokenizer: dict, recipe: str) -> list[bytes]:
-    """What each token type spells, from the JSON of a tokenizer."""
+    """The bytes of each token id, from the JSON of a tokenizer."""
     byte_of = _byte_of()
     if recipe == "byte-level":
         spell = lambda token: bytes(byte_of[character] for character in token)
@@ -299,41 +269,29 @@ def _spellings(tokenizer: dict, recipe: str) -> list[bytes]:
 
 # %% ../nbs/14_corpora.ipynb #36b11343
 def bits_per_byte(nats: float, n_bytes: int) -> float:
-    """Return nats / (ln 2 · n_bytes): what a model pays for a byte of text,
-    whatever its tokens.
+    """Return nats / (ln 2 · n_bytes), the loss in bits per byte of text.
 
     Parameters
     ----------
     nats : float
-        The summed loss −Σ ln p of all tokens that were scored, in nats.
+        The summed loss −Σ ln p of all scored tokens.
     n_bytes : int
-        The UTF-8 bytes of the text that was scored: `Corpus.n_bytes` of the targets
-        if the corpus is lossless, else `Corpus.text_bytes` of the split.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
+        The UTF-8 bytes of the scored text: `Corpus.n_bytes` of the targets if the
+        corpus is lossless, else `Corpus.text_bytes` of the split.
 
     Notes
     -----
     Source: Proposition "Change of tokenizer" of chapter 14.
     """
-    require(
-        is_number(nats) and nats >= 0,
-        "nats",
-        repr(nats),
-        "a finite number, 0 or more: the sum, not the mean",
-    )
-    require(is_count(n_bytes), "n_bytes", repr(n_bytes), "a positive integer")
+    check(nats=(nats, NOT_NEGATIVE), n_bytes=(n_bytes, COUNT))
     return float(nats) / (math.log(2) * n_bytes)
 
 # %% ../nbs/14_corpora.ipynb #2e5a0291
 class HubText(NamedTuple):
-    """Where a corpus is on the Hugging Face Hub, and which rows make its splits.
+    """The place of a corpus on the Hugging Face Hub, and the rows of its splits.
 
-    ``splits`` maps each of ours to (their split, first row, last row + 1); a row
-    that does not end in ``ending`` gets it.
+    ``splits`` maps each split to (its split on the Hub, first row, last row + 1); a
+    row that does not end in ``ending`` gets it.
     """
 
     path: str
@@ -344,8 +302,8 @@ class HubText(NamedTuple):
 
 
 _OFFICIAL = {
-    split: (theirs, 0, None)
-    for split, theirs in zip(SPLITS, ("train", "validation", "test"))
+    split: (on_hub, 0, None)
+    for split, on_hub in zip(SPLITS, ("train", "validation", "test"))
 }
 HUB: dict[str, HubText] = {
     f"wikitext-{size}": HubText(
@@ -371,7 +329,7 @@ _Rows = Callable[[str], Iterator[str]]
 
 
 def _read(argument: str, cure: str, *names, **options) -> Iterator[str]:
-    """The text of each row of a dataset; any failure on the way says what to do."""
+    """The text of each row of a dataset; any failure names its cure."""
     library = _load("datasets")
     try:
         for row in library.load_dataset(*names, **options):
@@ -390,11 +348,10 @@ def _from_hub(name: str) -> tuple[_Rows, dict]:
     )
 
     def rows(split):
-        theirs, start, stop = hub.splits[split]
-        found = _read(
-            name, cure, hub.path, hub.config, split=theirs, streaming=hub.streaming
-        )
-        for text in itertools.islice(found, start, stop):
+        on_hub, start, stop = hub.splits[split]
+        options = dict(split=on_hub, streaming=hub.streaming)
+        texts = _read(name, cure, hub.path, hub.config, **options)
+        for text in itertools.islice(texts, start, stop):
             yield text if text.endswith(hub.ending) else text + hub.ending
 
     return rows, {"corpus": name, "source": hub._asdict()}
@@ -403,14 +360,12 @@ def _from_hub(name: str) -> tuple[_Rows, dict]:
 def _from_python(name: str) -> tuple[_Rows, dict]:
     texts = python_docs()
     rows = lambda split: (text + "\n\n\n" for text in texts[split].values())
-    return rows, {
-        "corpus": name,
-        "source": {"sha256": _checksum_of_documents(texts)},
-    }
+    source = {"sha256": _checksum_of_documents(texts)}
+    return rows, {"corpus": name, "source": source}
 
 
 def _checksum_of_text(path: Path) -> str:
-    """The SHA-256 of a text file, after a look at whether it is text."""
+    """The SHA-256 of a file, which must be text in UTF-8 and not blank."""
     require(path.is_file(), str(path), "no file that can be read", "a text file")
     digest, blank = hashlib.sha256(), True
     with path.open("rb") as file:
@@ -427,18 +382,18 @@ def _checksum_of_text(path: Path) -> str:
 
 
 def _text_files(folder: Path) -> list[Path]:
-    """The .txt files below a folder, in the order of their names: those behind links
-    too, hidden ones not."""
+    """The .txt files below a folder by name, also behind links, without hidden ones."""
 
     def fail(error):
         got = f"{error.filename}, which cannot be listed ({error.strerror})"
         require(False, "name_or_folder", got, "folders that can be read")
 
-    found, seen = [], set()
+    found, visited = [], set()
     for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         here, got = os.path.realpath(place), f"{place}, which is read already"
-        require(here not in seen, "name_or_folder", got, "links to other folders")
-        seen.add(here)
+        new = here not in visited
+        require(new, "name_or_folder", got, "links to other folders")
+        visited.add(here)
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [
             Path(place, name)
@@ -453,26 +408,19 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
     for split in SPLITS:
         single, many = folder / f"{split}.txt", folder / split
         both = single.is_file() and many.is_dir()
-        require(
-            not both, "name_or_folder", f"{single} and {many}", "one of the two"
-        )
+        got = f"{single} and {many}"
+        require(not both, "name_or_folder", got, "one of the two")
         listed = _text_files(many) if many.is_dir() else []
         files[split] = [single] if single.is_file() else listed
     missing = [split for split in SPLITS if not files[split]]
-    want = "SPLIT.txt or a folder SPLIT of .txt files for each of " + ", ".join(
-        SPLITS
+    want = (
+        f"SPLIT.txt or a folder SPLIT of .txt files for each of {', '.join(SPLITS)}"
     )
-    require(
-        not missing,
-        "name_or_folder",
-        f"{folder} without {', '.join(missing)}",
-        want,
-    )
+    got = f"{folder} without {', '.join(missing)}"
+    require(not missing, "name_or_folder", got, want)
+    inside = lambda path: path.relative_to(folder).as_posix()
     source = {
-        split: {
-            path.relative_to(folder).as_posix(): _checksum_of_text(path)
-            for path in paths
-        }
+        split: {inside(path): _checksum_of_text(path) for path in paths}
         for split, paths in files.items()
     }
 
@@ -480,13 +428,13 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
         last = "\n"
         for path in files[split]:
             with path.open(encoding="utf-8-sig") as file:
-                for row in file:  # files are kept apart by a newline at least
+                for row in file:  # files are separated by a newline at least
                     yield row if last.endswith("\n") else "\n" + row
                     last = row
 
-    # A terminal obeys some of the characters that it does not show.
-    shown = (x if x.isprintable() else "?" for x in folder.resolve().name)
-    return rows, {"corpus": "".join(shown), "source": source}
+    # Some characters that a terminal does not show are commands to it.
+    name = (x if x.isprintable() else "?" for x in folder.resolve().name)
+    return rows, {"corpus": "".join(name), "source": source}
 
 # %% ../nbs/14_corpora.ipynb #0d7ed811
 #| code-fold: true
@@ -501,34 +449,34 @@ _TOKENIZER_CURE = (
 )
 
 
-def _as_array(tokens) -> np.ndarray:
-    """Tokens as NumPy has them, wherever they are; an array as it is."""
+def as_array(tokens) -> np.ndarray:
+    """Token ids of a list or of a tensor on any device, as an array."""
     if isinstance(tokens, torch.Tensor):
         tokens = tokens.detach().cpu()
     try:
         return tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
     except (TypeError, ValueError) as error:
-        require(False, "tokens", f"what is no array ({error})", "token numbers")
+        require(False, "tokens", f"what is no array ({error})", "token ids")
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A text as token numbers, one flat memory-mapped array for each split.
+    """A text as token ids, one flat memory-mapped array for each split, from
+    `load_corpus` or `open_corpus`.
 
     Parameters
     ----------
     folder : Path
         The cache folder it was opened from.
     manifest : dict
-        What the folder says of itself: recipe, versions, and for each split its
-        file, dtype, tokens, bytes and checksum.
+        Recipe, versions, and for each split its file, dtype, tokens, bytes and
+        checksum.
     train, valid, test : np.ndarray
-        Token numbers, shape (n,), read-only, uint16 or uint32.
+        Token ids, shape (n,), read-only, uint16 or uint32.
 
     Notes
     -----
-    Made by `load_corpus` and `open_corpus`. Only `encode` needs ``tokenizers``.
-    Source: chapter 14.
+    Only `encode` needs ``tokenizers``. Source: chapter 14.
     """
 
     folder: Path
@@ -539,31 +487,30 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """The corpus, by the name it was loaded under."""
+        """The name of the corpus."""
         return self.manifest["recipe"]["corpus"]
 
     @property
     def vocab_size(self) -> int:
-        """How many token types there are, as many rows as an embedding needs."""
+        """The vocabulary size, which is the number of rows that an embedding needs."""
         return self.manifest["vocab_size"]
 
     @property
     def lossless(self) -> bool:
-        """Whether the tokens of every split spell its text byte for byte, as it was
-        read (line ends as newlines) and checked when they were made."""
+        """Whether the tokens of every split spell its text byte for byte, with line
+        ends read as newlines."""
         return all(split["lossless"] for split in self.manifest["splits"].values())
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits of the token files and the tokenizer's file. Two corpora
-        that share them have the same tokens of the same types."""
+        """Twelve hex digits, equal for corpora with the same tokens and tokenizer."""
         parts = [self.manifest["tokenizer"], *self.manifest["splits"].values()]
         joined = "".join(part["sha256"] for part in parts)
         return hashlib.sha256(joined.encode()).hexdigest()[:12]
 
     @cached_property
     def _tokenizer_file(self) -> Path:
-        """Where the tokenizer is: the one that the tokens are of."""
+        """The tokenizer's file, whose checksum is compared."""
         part = self.manifest["tokenizer"]
         path = self.folder / part["file"]
         require(path.is_file(), str(path), "no such file", _TOKENIZER_CURE)
@@ -574,28 +521,27 @@ class Corpus:
 
     @cached_property
     def vocabulary(self) -> list[bytes]:
-        """The bytes that each token type spells."""
+        """The bytes of each token id."""
         path = self._tokenizer_file
         tokenizer = read_json(path, _TOKENIZER_CURE)
         try:
             found = _spellings(tokenizer, self.manifest["recipe"]["tokenizer"])
         except (LookupError, TypeError, AttributeError, ValueError):
             found = []  # of other JSON, or with numbers that are not 0, 1, 2, …
-        got = f"no vocabulary of {self.vocab_size} types, numbered from 0 on"
+        got = f"no vocabulary of {self.vocab_size} tokens, numbered from 0 on"
         fits = len(found) == self.vocab_size
         require(fits, str(path), got, _TOKENIZER_CURE)
         return found
 
     @cached_property
     def token_bytes(self) -> np.ndarray:
-        """How many bytes each token type spells, shape (vocab_size,)."""
+        """The number of bytes of each token id, shape (vocab_size,)."""
         return np.array([len(spelling) for spelling in self.vocabulary])
 
     def n_bytes(self, tokens: np.ndarray) -> int:
-        """How many bytes these tokens spell; −100, a target that is not scored,
-        counts nothing. If the corpus is lossless, `bits_per_byte` divides by this;
-        if not, the text had more: see `text_bytes`."""
-        flat = _as_array(tokens).ravel()
+        """The number of bytes that tokens spell, without the −100 of targets that are
+        not scored: the divisor of `bits_per_byte` if the corpus is lossless."""
+        flat = as_array(tokens).ravel()
         size = 2**24  # a memory map is not read at once
         total = 0
         for start in range(0, len(flat), size):
@@ -615,28 +561,14 @@ class Corpus:
         return tokens
 
     def text_bytes(self, split: str) -> int:
-        """How many bytes the text of a split had, those that its tokens do not
-        spell included: what `bits_per_byte` divides by where tokens lose some.
-
-        Raises
-        ------
-        ValueError
-            For a split that is none.
-        """
-        require(
-            split in SPLITS, "split", repr(split), "one of " + ", ".join(SPLITS)
-        )
+        """The number of bytes in the text of a split, including those that its tokens
+        do not spell: the divisor of `bits_per_byte` if the corpus is not lossless."""
+        check(split=(split, one_of(*SPLITS)))
         return self.manifest["splits"][split]["bytes"]
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, of shape (n,) in the dtype of the corpus; needs
-        ``tokenizers``.
-
-        Raises
-        ------
-        ValueError
-            For what is no string, or one that UTF-8 cannot write; without that package.
-        """
+        ``tokenizers``."""
         require(isinstance(text, str), "text", type(text).__name__, "one string")
         try:
             text.encode()
@@ -654,28 +586,22 @@ class Corpus:
             return library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
             got = f"what tokenizers {library.__version__} cannot read ({error})"
-            made = self.manifest["made_with"]["tokenizers"]
-            require(False, str(path), got, f"tokenizers {made}, which wrote it")
+            version = self.manifest["made_with"]["tokenizers"]
+            require(False, str(path), got, f"tokenizers {version}, which wrote it")
 
     def decode(self, tokens: Sequence[int] | np.ndarray | torch.Tensor) -> str:
         """The text of the tokens of one sequence, shape (n,) or (1, n); bytes that are
-        no UTF-8, as at a cut in mid-character, read as U+FFFD. Tokens of the published
-        recipe are set apart by spaces.
-
-        Raises
-        ------
-        ValueError
-            For several sequences, or what are no tokens of the vocabulary.
-        """
-        tokens = _as_array(tokens)
-        alone = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
+        not UTF-8, as at a cut inside a character, become U+FFFD. Tokens of the
+        published recipe are separated by spaces."""
+        tokens = as_array(tokens)
+        single = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
         want = "one sequence: decode each row of a batch"
-        require(alone, "tokens", f"shape {tokens.shape}", want)
-        between = (
-            b"" if self.manifest["recipe"]["tokenizer"] == "byte-level" else b" "
+        require(single, "tokens", f"shape {tokens.shape}", want)
+        byte_level = self.manifest["recipe"]["tokenizer"] == "byte-level"
+        ids = self._checked(tokens.ravel()).tolist()
+        spelled = (b"" if byte_level else b" ").join(
+            self.vocabulary[i] for i in ids
         )
-        numbers = self._checked(tokens.ravel()).tolist()
-        spelled = between.join(self.vocabulary[number] for number in numbers)
         return spelled.decode("utf-8", errors="replace")
 
 # %% ../nbs/14_corpora.ipynb #cc8dbc0a
@@ -684,14 +610,13 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _checksum_of_manifest(manifest: dict) -> str:
+def manifest_checksum(manifest: dict) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-# Whoever makes a folder makes its checksums, too, so they say nothing of what may
-# stand in it: each entry that is used has a rule of its own.
-_only = lambda name: (lambda x: x == name, repr(name))
+# Checksums come with the folder, so they do not show whether its entries are valid:
+# each entry that is used has a rule.
 _SHA256 = (
     lambda x: isinstance(x, str) and re.fullmatch("[0-9a-f]{64}", x) is not None,
     "a SHA-256 in hexadecimal digits",
@@ -700,45 +625,32 @@ _SHORT = (
     lambda x: isinstance(x, str) and x.isprintable() and len(x) <= 255,
     "at most 255 characters that can be printed",
 )
-_SIZE = lambda x: is_count(x) and x < 2**63, "a positive integer below 2**63"
+_SIZE = integer("a positive integer below 2**63", lambda x: 0 < x < 2**63)
 _SPLIT = {
-    "dtype": (lambda x: x in ("uint16", "uint32"), "'uint16' or 'uint32'"),
+    "dtype": one_of("uint16", "uint32"),
     "tokens": _SIZE,
     "bytes": _SIZE,
-    "lossless": (lambda x: isinstance(x, bool), "true or false"),
+    "lossless": FLAG,
     "sha256": _SHA256,
 }
 _ENTRIES = {
-    "vocab_size": (lambda x: is_count(x) and x <= 2**32, "an integer, 1 to 2**32"),
+    "vocab_size": integer("an integer, 1 to 2**32", lambda x: 0 < x <= 2**32),
     "recipe.corpus": (lambda x: _SHORT[0](x) and "/" not in x, "a name, no path"),
-    "recipe.tokenizer": (lambda x: x in TOKENIZERS, "a recipe of train_tokenizer"),
+    "recipe.tokenizer": one_of(*TOKENIZERS),
     "recipe.vocab_size": _SIZE,
-    "recipe.max_train_tokens": (
-        lambda x: x is None or _SIZE[0](x),
-        "null or a size",
-    ),
+    "recipe.max_train_tokens": optional(_SIZE),
     "made_with.tokenizers": _SHORT,
-    "tokenizer.file": _only("tokenizer.json"),
+    "tokenizer.file": one_of("tokenizer.json"),
     "tokenizer.sha256": _SHA256,
 } | {
     f"splits.{split}.{name}": rule
     for split in SPLITS
-    for name, rule in (_SPLIT | {"file": _only(f"{split}.bin")}).items()
+    for name, rule in (_SPLIT | {"file": one_of(f"{split}.bin")}).items()
 }
 
 
-def _check_entries(where: object, found: object, rules: dict, cure: str) -> None:
-    """Whether the entries of a JSON object are what their rules want."""
-    for entry, (holds, want) in rules.items():
-        value = found
-        for name in entry.split("."):
-            value = value.get(name, ...) if isinstance(value, dict) else ...
-        got = "nothing" if value is ... else reprlib.repr(value)
-        require(holds(value), f"{where}, {entry}", got, f"{want}: {cure}")
-
-
 def _manifest_at(path: Path) -> tuple[dict, object]:
-    """The JSON of a manifest and its format; nothing of a file that is none."""
+    """The JSON of a manifest and its format; {} and None if the file is none."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
         return manifest, manifest.get("format")
@@ -746,25 +658,25 @@ def _manifest_at(path: Path) -> tuple[dict, object]:
         return {}, None
 
 
-def _is_ours(format: object) -> bool:
-    """Whether a format is of a cache, of this version or another."""
+def _is_cache_format(format: object) -> bool:
+    """Whether a format is that of a cache, of any version."""
     return isinstance(format, str) and format.startswith("gbattn corpus ")
 
 
 def _read_manifest(path: Path, cure: str) -> dict:
     """What a folder says of itself, as it was written."""
     manifest, found = _manifest_at(path)
-    want = f"{FORMAT!r}: {cure if _is_ours(found) else _NO_CACHE}"
+    want = f"{FORMAT!r}: {cure if _is_cache_format(found) else _NO_CACHE}"
     require(found == FORMAT, str(path), f"format {reprlib.repr(found)}", want)
-    same = manifest.get("sha256") == _checksum_of_manifest(manifest)
+    same = manifest.get("sha256") == manifest_checksum(manifest)
     require(same, str(path), "contents that do not match their checksum", cure)
-    _check_entries(path, manifest, _ENTRIES, cure)
+    check_entries(path, manifest, _ENTRIES, cure)
     return manifest
 
 
 def _cut(row: str, size: int) -> Iterator[str]:
-    """Cut a row that is longer than twice `size` characters, if it can be before the
-    white space of a gap, where the tokens are those of the whole row."""
+    """Cut a row that is longer than twice `size` characters, if possible before
+    whitespace, where the tokens are those of the whole row."""
     start = 0
     while len(row) - start > 2 * size:
         gap = max(row.rfind(space, start, start + size) for space in " \n\t")
@@ -776,22 +688,22 @@ def _cut(row: str, size: int) -> Iterator[str]:
 
 def _pieces(rows: Iterable[str], size: int = 2**16) -> Iterator[str]:
     """Join and cut rows to pieces of `size` to three times as many characters."""
-    held, length = [], 0
+    buffer, length = [], 0
     for row in itertools.chain.from_iterable(_cut(row, size) for row in rows):
-        held.append(row)
+        buffer.append(row)
         length += len(row)
         if length >= size:
-            yield "".join(held)
-            held, length = [], 0
+            yield "".join(buffer)
+            buffer, length = [], 0
     if length:
-        yield "".join(held)
+        yield "".join(buffer)
 
 
 def _tokenizer_text(rows: Iterable[str], recipe: dict) -> Iterator[str]:
-    """The head of the training text, which the tokenizer learns from."""
+    """The head of the training text, on which the tokenizer is trained."""
     if recipe["tokenizer"] == "published":
-        written = (row for row in rows if row.strip())
-        yield from itertools.islice(written, recipe["tokenizer_rows"])
+        not_blank = (row for row in rows if row.strip())
+        yield from itertools.islice(not_blank, recipe["tokenizer_rows"])
         return
     left = recipe["tokenizer_characters"]
     for piece in _pieces(rows):
@@ -802,8 +714,8 @@ def _tokenizer_text(rows: Iterable[str], recipe: dict) -> Iterator[str]:
 
 
 def _text_up_to(text: str, spelled: str) -> bytes:
-    """The head of a text of which a lossy tokenizer spells these characters; those
-    it drops are never among them, so the first match is the right one."""
+    """The head of a text of which a lossy tokenizer spells these characters, none of
+    which it drops elsewhere, so that first matches are right."""
     end = 0
     for character in spelled:
         end = text.index(character, end) + 1
@@ -811,8 +723,7 @@ def _text_up_to(text: str, spelled: str) -> bytes:
 
 
 def _append(path: Path, content: bytes) -> None:
-    """Write on at the end of a file; an error names it, which that of a full disk does
-    not."""
+    """Append to a file; an error names it, which that of a full disk does not."""
     try:
         with path.open("ab") as file:
             file.write(content)
@@ -822,7 +733,7 @@ def _append(path: Path, content: bytes) -> None:
 
 
 def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
-    """Write the tokens of one split and return what the manifest says of it."""
+    """Write the tokens of one split and return its entry of the manifest."""
     digest, n_tokens, n_bytes, lossless = hashlib.sha256(), 0, 0, True
     pieces = _pieces(rows)
     while n_tokens != limit and (batch := list(itertools.islice(pieces, 16))):
@@ -842,12 +753,8 @@ def _encode_split(path: Path, rows, tokenizer, spellings, dtype, limit) -> dict:
                 break
         digest.update(content)
         _append(path, content)
-    require(
-        n_tokens > 1,
-        path.stem,
-        f"{n_tokens} tokens",
-        "a split with two tokens or more",
-    )
+    want = "a split with two tokens or more"
+    require(n_tokens > 1, path.stem, f"{n_tokens} tokens", want)
     return {
         "file": path.name,
         "dtype": dtype.name,
@@ -871,13 +778,12 @@ def _versions() -> dict[str, str]:
 
 
 @contextmanager
-def _held_draft(draft: Path) -> Iterator[None]:
-    """Hold a folder that is about to be made, and remove it in the end. Its lock is
-    there before it, and the system frees that when the process dies, so who can hold
-    a draft that is there may remove it."""
-    lock = _load("filelock").FileLock(
-        draft.with_name(f".{draft.name}.lock"), timeout=0
-    )
+def _locked_draft(draft: Path) -> Iterator[None]:
+    """Lock a folder before it is created, and remove it in the end. The system
+    releases the lock when the process dies, so a draft that can be locked has no
+    owner and may be removed."""
+    path = draft.with_name(f".{draft.name}.lock")
+    lock = _load("filelock").FileLock(path, timeout=0)
     with lock:
         try:
             yield
@@ -888,15 +794,15 @@ def _held_draft(draft: Path) -> Iterator[None]:
 
 
 def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
-    """Write a cache beside its place, and move it there when it is whole."""
+    """Write a cache to a draft, and move that into place when it is complete."""
     draft = folder.with_name(f"{folder.name}.draft-{uuid.uuid4().hex[:8]}")
     with ExitStack() as stack:
         try:
             draft.parent.mkdir(parents=True, exist_ok=True)
             for old in draft.parent.glob(f"{glob.escape(folder.name)}.draft-*"):
-                with suppress(OSError), _held_draft(old):
-                    pass  # a killed process left it; else it is held, which is an OSError
-            stack.enter_context(_held_draft(draft))
+                with suppress(OSError), _locked_draft(old):
+                    pass  # of a killed process; to lock another's is an OSError
+            stack.enter_context(_locked_draft(draft))
             draft.mkdir()
         except OSError as error:
             got = f"{draft.parent}, which cannot be written ({error.strerror})"
@@ -905,7 +811,7 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
         _fill(draft, recipe, rows)
         try:
             draft.rename(folder)
-        except OSError:  # another process was first, and its cache is as good
+        except OSError:  # another process was first, with the same cache
             if not (folder / MANIFEST).is_file():
                 raise
 
@@ -918,29 +824,21 @@ def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
     spellings = _spellings(json.loads(tokenizer.to_str()), recipe["tokenizer"])
     dtype = np.dtype("<u2" if len(spellings) <= 2**16 else "<u4")
     limits = {"train": recipe["max_train_tokens"]}
-    splits = {
-        split: _encode_split(
-            draft / f"{split}.bin",
-            rows(split),
-            tokenizer,
-            spellings,
-            dtype,
-            limits.get(split),
-        )
-        for split in SPLITS
-    }
+    splits = {}
+    for split in SPLITS:
+        target, limit = draft / f"{split}.bin", limits.get(split)
+        options = (tokenizer, spellings, dtype, limit)
+        splits[split] = _encode_split(target, rows(split), *options)
+    digest = _checksum(draft / "tokenizer.json")
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
         "made_with": _versions(),
         "vocab_size": len(spellings),
-        "tokenizer": {
-            "file": "tokenizer.json",
-            "sha256": _checksum(draft / "tokenizer.json"),
-        },
+        "tokenizer": {"file": "tokenizer.json", "sha256": digest},
         "splits": splits,
     }
-    manifest["sha256"] = _checksum_of_manifest(manifest)
+    manifest["sha256"] = manifest_checksum(manifest)
     _append(draft / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 # %% ../nbs/14_corpora.ipynb #d79356cd
@@ -954,67 +852,44 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     folder : str or Path
         A folder that `load_corpus` wrote, here or on another machine.
     verify : bool
-        Whether to read all files, to compare their checksums and the token numbers
-        with the vocabulary. Without it only the checksum of ``corpus.json`` and the
-        sizes of the token files are compared, and nothing is read until it is used;
-        the tokenizer's checksum is compared then.
-
-    Returns
-    -------
-    Corpus
-
-    Raises
-    ------
-    ValueError
-        When the folder is no such cache, a file of it is missing, truncated or
-        changed, or ``corpus.json`` says what cannot be, naming the entry.
+        Whether to read all files, and to check checksums and token ids. Without it
+        only the checksum of ``corpus.json`` and the sizes of the token files are
+        checked, and that of the tokenizer when it is used.
 
     Notes
     -----
     Source: chapter 14.
     """
-    good = isinstance(folder, str | Path)
-    require(good, "folder", type(folder).__name__, "a path")
+    kind = type(folder).__name__
+    require(isinstance(folder, str | Path), "folder", kind, "a path")
     check_flag("verify", verify)
     folder = Path(folder).absolute()  # of what is read later
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", _NO_CACHE)
     manifest = _read_manifest(path, cure)
-    some = any(
-        (folder / manifest["splits"][split]["file"]).exists() for split in SPLITS
-    )
+    splits = manifest["splits"]
+    exist = any((folder / part["file"]).exists() for part in splits.values())
     got = f"{folder} without tokens, such as that of a trained model"
-    require(some, "folder", got, _NO_CACHE)
-    parts = {"tokenizer": manifest["tokenizer"], **manifest["splits"]}
-    sizes = {
-        split: parts[split]["tokens"] * np.dtype(parts[split]["dtype"]).itemsize
-        for split in SPLITS
-    }
-    for name, part in parts.items():
+    require(exist, "folder", got, _NO_CACHE)
+    for part in (manifest["tokenizer"], *splits.values()):
         path = folder / part["file"]
         require(path.is_file(), "folder", f"{folder} without {path.name}", cure)
-        size = path.stat().st_size
-        wanted = sizes.get(name, size)
-        require(
-            size == wanted, str(path), f"{size} bytes", f"{wanted} bytes: {cure}"
-        )
+        size = expected = path.stat().st_size
+        if "tokens" in part:
+            expected = part["tokens"] * np.dtype(part["dtype"]).itemsize
+        want = f"{expected} bytes: {cure}"
+        require(size == expected, str(path), f"{size} bytes", want)
         same = not verify or _checksum(path) == part["sha256"]
         require(same, str(path), "bytes that do not match their checksum", cure)
-    arrays = {
-        split: np.memmap(
-            folder / parts[split]["file"],
-            dtype=np.dtype(parts[split]["dtype"]).newbyteorder("<"),
-            mode="r",
-        )
-        for split in SPLITS
-    }
-    size = manifest["vocab_size"]
-    for split, array in arrays.items():
-        known = not verify or int(array.max()) < size
-        want = f"numbers below vocab_size = {size}: {cure}"
-        path = folder / parts[split]["file"]
-        require(known, str(path), "a token number outside the vocabulary", want)
+    arrays, size = {}, manifest["vocab_size"]
+    for split in SPLITS:
+        path = folder / splits[split]["file"]
+        dtype = np.dtype(splits[split]["dtype"]).newbyteorder("<")
+        arrays[split] = np.memmap(path, dtype=dtype, mode="r")
+        known = not verify or int(arrays[split].max()) < size
+        want = f"ids below vocab_size = {size}: {cure}"
+        require(known, str(path), "a token id outside the vocabulary", want)
     return Corpus(folder, manifest, **arrays)
 
 
@@ -1037,8 +912,7 @@ def load_corpus(
     cache: str | Path | None = None,
     verify: bool = True,
 ) -> Corpus:
-    """Return a corpus as tokens: from the cache if it is there, else made and
-    cached.
+    """Return a corpus as tokens, from the cache or, the first time, from its text.
 
     Parameters
     ----------
@@ -1046,38 +920,28 @@ def load_corpus(
         ``"python-docs"``, which needs no download; ``"wikitext-103"``,
         ``"wikitext-2"`` or ``"openwebtext"`` from the Hugging Face Hub; or a folder
         that holds, for each of train, valid and test, a UTF-8 file SPLIT.txt or a
-        folder SPLIT of .txt files, read in the order of their names, those in its
-        folders too, hidden ones not. (A folder with one of those four names: as a
-        Path.) Line ends are read as newlines, a byte-order mark is dropped, and a
-        file that lacks its last newline gets it when another follows.
+        folder SPLIT of .txt files, which are read by name, without hidden ones. (A
+        folder with one of those four names: as a Path.) Line ends are read as
+        newlines, a byte-order mark is dropped, and a missing last newline is added
+        before another file.
     tokenizer : {"byte-level", "published"}
-        The recipe of `train_tokenizer`. The tokenizer learns from the first
-        100,000,000 characters of train; in the published recipe, from its first
-        100,000 rows that are not blank.
+        The recipe of `train_tokenizer`, for the first 100,000,000 characters of
+        train; in the published recipe, for its first 100,000 rows that are not blank.
     vocab_size : int
-        The number of token types to reach; `Corpus.vocab_size` says what was reached.
+        The vocabulary size to reach; that of the result is `Corpus.vocab_size`.
     max_train_tokens : int, optional
-        Keep the first so many tokens of train, as in the published comparison with
-        10,000,000. To encode it, a stream is read a little further; for the
-        tokenizer, as far as that learns.
+        Use only this many tokens of train, the first; the published comparison used
+        10,000,000.
     cache : str or Path, optional
         The folder of caches; by default ``GBATTN_CACHE``, else ``~/.cache/gbattn``.
     verify : bool
         As in `open_corpus`.
 
-    Returns
-    -------
-    Corpus
-
     Raises
     ------
-    ValueError
-        For an unknown name, a folder without one of the splits, a file that is
-        empty or not UTF-8, a missing package, or a Hub that cannot be reached; the
-        message says what to do.
     OSError
-        Naming the file that could not be written, as on a full disk; nothing is left
-        of the cache.
+        Naming a file that could not be written, as on a full disk; no part of the
+        cache remains.
 
     Notes
     -----
@@ -1086,37 +950,25 @@ def load_corpus(
     """
     _check_recipe("tokenizer", tokenizer, vocab_size)
     check_flag("verify", verify)
-    good = max_train_tokens is None or (
-        is_count(max_train_tokens) and max_train_tokens > 1
-    )
-    require(
-        good, "max_train_tokens", repr(max_train_tokens), "an integer, 2 or more"
-    )
-    kind = type(name_or_folder).__name__
-    right = isinstance(name_or_folder, str | Path)
-    require(right, "name_or_folder", kind, "a name or a folder")
+    limit = optional(integer("an integer, 2 or more", lambda x: x > 1))
+    check(max_train_tokens=(max_train_tokens, limit))
+    kind, named = type(name_or_folder).__name__, isinstance(name_or_folder, str)
+    place = named or isinstance(name_or_folder, Path)
+    require(place, "name_or_folder", kind, "a name or a folder")
     root = _cache_root(cache)
     name, path = str(name_or_folder), Path(name_or_folder)
-    named = isinstance(name_or_folder, str)
     if named and name in HUB:
         rows, source = _from_hub(name)
     elif named and name == "python-docs":
         rows, source = _from_python(name)
     else:
         known = ", ".join(["python-docs", *HUB])
-        require(
-            bool(name) and path.is_dir(),  # the path of no name is this folder
-            "name_or_folder",
-            repr(name),
-            f"one of {known}, or a folder with train.txt, valid.txt and test.txt",
-        )
-        finished = _is_ours(_manifest_at(path / MANIFEST)[1])
-        require(
-            not finished,
-            "name_or_folder",
-            f"{path}, a finished cache",
-            "open_corpus(folder) for it, or a folder of text",
-        )
+        want = f"one of {known}, or a folder with train.txt, valid.txt and test.txt"
+        exists = bool(name) and path.is_dir()  # the path of no name is this folder
+        require(exists, "name_or_folder", repr(name), want)
+        finished = _is_cache_format(_manifest_at(path / MANIFEST)[1])
+        want = "open_corpus(folder) for it, or a folder of text"
+        require(not finished, "name_or_folder", f"{path}, a finished cache", want)
         rows, source = _from_folder(path)
     recipe = source | {
         "tokenizer": tokenizer,
@@ -1125,8 +977,8 @@ def load_corpus(
         "tokenizer_rows": 100_000,
         "tokenizer_characters": 100_000_000,
     }
-    wanted = json.dumps(recipe, sort_keys=True)
-    key = hashlib.sha256(wanted.encode()).hexdigest()
+    recipe_json = json.dumps(recipe, sort_keys=True)
+    key = hashlib.sha256(recipe_json.encode()).hexdigest()
     short = recipe["corpus"][:100]
     while len(os.fsencode(short)) > 200:  # file systems count bytes, up to 255
         short = short[:-1]
@@ -1134,31 +986,29 @@ def load_corpus(
     if not folder.is_dir():
         _write_corpus(folder, recipe, rows)
     corpus = open_corpus(folder, verify=verify)
-    same = json.dumps(corpus.manifest["recipe"], sort_keys=True) == wanted
+    same = json.dumps(corpus.manifest["recipe"], sort_keys=True) == recipe_json
     require(same, str(folder), "a cache of another recipe", "its own: delete it")
     return corpus
 
 # %% ../nbs/14_corpora.ipynb #dce8b261
 class Batch(NamedTuple):
-    """Token numbers in and out, each int64 of shape (B, T); ``targets`` is the text
-    one token on, and −100 where nothing is to be scored."""
+    """Token ids in and out, each int64 of shape (B, T); ``targets`` is the text one
+    token on, and −100 where it is not scored."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
 
 def _check_tokens(tokens) -> np.ndarray:
-    tokens = _as_array(tokens)
+    tokens = as_array(tokens)
     flat = tokens.ndim == 1 and np.issubdtype(tokens.dtype, np.integer)
     got = f"dtype {tokens.dtype}, shape {tokens.shape}"
-    require(flat, "tokens", got, "token numbers of shape (n,)")
-    # The memory map of a corpus needs no pass; other integers reach beyond tokens.
+    require(flat, "tokens", got, "token ids of shape (n,)")
+    # The memory map of a corpus is not read: its dtype holds token ids only.
     if tokens.size and not np.can_cast(tokens.dtype, np.uint32):
         low, high = tokens.min(), tokens.max()
-        got = f"numbers from {low} to {high}"
-        require(
-            0 <= low and high < 2**32, "tokens", got, "token numbers, 0 or more"
-        )
+        got, want = f"numbers from {low} to {high}", "token ids, 0 or more"
+        require(0 <= low and high < 2**32, "tokens", got, want)
     return tokens
 
 
@@ -1169,33 +1019,25 @@ def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> Batch:
 
 
 class TokenStream:
-    """An endless stream of training batches in an order that the seed alone
-    decides.
+    """An endless iterator of training batches in an order that the seed decides.
 
-    The tokens are cut into windows that do not overlap; each pass visits every
-    window once, in an order of its own, and batches run on across passes, so no
-    batch is short and no window is dropped. Fewer than ``length`` tokens may be left
-    over at the end of the text; they are never read.
+    The tokens are cut into windows that do not overlap; each epoch has every window
+    once, in an order of its own, and a batch may span two epochs, so that none is
+    short. Fewer than ``length`` tokens at the end of the text are not used.
 
     Parameters
     ----------
     tokens : np.ndarray
-        Token numbers, shape (n,), such as ``corpus.train``.
+        Token ids, shape (n,), such as ``corpus.train``.
     length : int
-        T, tokens in a window. A window reads T tokens and predicts the T that
-        follow each, so its last target is the next window's first input.
+        T, tokens in a window, whose last target is the next window's first input.
     batch_size : int
         B, windows in a batch.
     seed : int
-        Decides the order, together with the number of windows; no generator is
-        touched, so nothing that a model draws can change it.
+        Decides the order, together with the number of windows, and independently of
+        any other generator.
     step : int
-        The next batch. It is the whole state: set it to resume.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
+        The number of the next batch, and the whole state: set it to resume.
 
     Notes
     -----
@@ -1212,25 +1054,18 @@ class TokenStream:
         step: int = 0,
     ):
         self.tokens = _check_tokens(tokens)
-        for name, value in (("length", length), ("batch_size", batch_size)):
-            require(is_count(value), name, repr(value), "a positive integer")
-        for name, value in (("seed", seed), ("step", step)):
-            good = is_integer(value) and 0 <= value < 2**32
-            require(good, name, repr(value), "an integer from 0 to 2**32 - 1")
+        check(length=(length, COUNT), batch_size=(batch_size, COUNT))
+        check(seed=(seed, SEED), step=(step, SEED))
         self.length, self.batch_size = int(length), int(batch_size)
         self.seed, self.step = int(seed), int(step)
         self.n_windows = (len(self.tokens) - 1) // self.length
-        require(
-            self.n_windows > 0,
-            "tokens",
-            f"{len(self.tokens)} tokens",
-            f"at least length + 1 = {self.length + 1}",
-        )
+        got, want = f"{len(self.tokens)} tokens", f"at least {self.length + 1}"
+        require(self.n_windows > 0, "tokens", got, f"{want}, which is length + 1")
         self._orders: dict[int, np.ndarray] = {}
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in one pass over the windows; at least 1."""
+        """Whole batches in one epoch; at least 1."""
         return max(1, self.n_windows // self.batch_size)
 
     def _order(self, epoch: int) -> np.ndarray:
@@ -1242,24 +1077,13 @@ class TokenStream:
         return self._orders[epoch]
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, 0 or more, whatever was read before: inputs and
-        targets, int64 of shape (batch_size, length).
-
-        Raises
-        ------
-        ValueError
-            For a step that is none.
-        """
-        good = is_integer(step) and step >= 0
-        require(good, "step", repr(step), "an integer, 0 or more")
-        step = int(step)
-        places = range(step * self.batch_size, (step + 1) * self.batch_size)
-        starts = [
-            self.length
-            * self._order(place // self.n_windows)[place % self.n_windows]
-            for place in places
-        ]
-        return _windows(self.tokens, np.array(starts), self.length)
+        """The batch of a step, 0 or more: inputs and targets, int64 of shape
+        (batch_size, length)."""
+        check(step=(step, LENGTH))
+        places = np.arange(self.batch_size) + int(step) * self.batch_size
+        epochs = zip(*divmod(places, self.n_windows))
+        numbers = np.array([self._order(int(epoch))[i] for epoch, i in epochs])
+        return _windows(self.tokens, self.length * numbers, self.length)
 
     def __iter__(self) -> "TokenStream":
         return self
@@ -1278,13 +1102,12 @@ def sequential_windows(
     Parameters
     ----------
     tokens : np.ndarray
-        Token numbers, shape (n,), n ≥ 2.
+        Token ids, shape (n,), n ≥ 2.
     length : int
-        T, tokens that a model reads at once.
+        T, tokens in a window.
     context : int
-        How many tokens of a window were read by the one before and are not scored
-        again, 0 ≤ context < T. Outside the first window, each target that is scored
-        is predicted from at least ``context + 1`` tokens.
+        Tokens that a window repeats from the one before without scoring them, 0 ≤
+        context < T: later targets are predicted from at least ``context + 1`` tokens.
     batch_size : int
         Windows of full length in a batch.
 
@@ -1294,11 +1117,6 @@ def sequential_windows(
         Shape (B, T), the last ones with a smaller B; at the end, the rest of the
         text as one shorter window.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     Targets that are not to be scored are −100, which
@@ -1307,10 +1125,9 @@ def sequential_windows(
     """
     tokens = _check_tokens(tokens)
     require(len(tokens) > 1, "tokens", f"{len(tokens)} tokens", "at least 2")
-    for name, value in (("length", length), ("batch_size", batch_size)):
-        require(is_count(value), name, repr(value), "a positive integer")
-    good = is_integer(context) and 0 <= context < length
-    require(good, "context", repr(context), f"an integer from 0 to {length - 1}")
+    check(length=(length, COUNT), batch_size=(batch_size, COUNT))
+    want = f"an integer from 0 to {length - 1}"
+    check(context=(context, integer(want, lambda x: 0 <= x < length)))
     return _sequential(tokens, int(length), int(context), int(batch_size))
 
 
@@ -1333,40 +1150,29 @@ def _sequential(tokens, length, context, batch_size) -> Iterator[Batch]:
 
 # %% ../nbs/14_corpora.ipynb #b16a0002
 def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
-    """Return the loss of a bigram model of a text on another: what a language model
-    that reads more than one token has to beat.
+    """Return the loss of a bigram model, a baseline of language models.
 
     Parameters
     ----------
     train, valid : np.ndarray
-        Token numbers, shape (n,), n ≥ 2: the pairs that are counted, and those that
-        are scored, which are all of valid.
+        Token ids, shape (n,), n ≥ 2: the pairs that are counted and those that are
+        scored.
     vocab_size : int
-        V, token types.
+        V.
 
     Returns
     -------
     float
         Nats a token, the mean over all tokens of valid but the first.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     The absolute discounting of Kneser and Ney (1995), interpolated, with their
-    estimate of the discount; where no pair was seen once, 1/2. Nothing is chosen by
-    valid. Source: chapter 14.
+    estimate of the discount, or 1/2 where no pair occurs once. Source: chapter 14.
     """
-    require(
-        is_count(vocab_size), "vocab_size", repr(vocab_size), "a positive integer"
-    )
-    texts, V = (
-        {"train": _check_tokens(train), "valid": _check_tokens(valid)},
-        vocab_size,
-    )
+    check(vocab_size=(vocab_size, COUNT))
+    texts = {"train": _check_tokens(train), "valid": _check_tokens(valid)}
+    V = vocab_size
     for name, tokens in texts.items():
         require(len(tokens) > 1, name, f"{len(tokens)} tokens", "2 or more")
         known = tokens.min() >= 0 and tokens.max() < V
@@ -1376,9 +1182,8 @@ def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
     pairs, counts = np.empty(0, np.int64), np.empty(0)
     size = 2**22  # a memory map is not read at once
     for start in range(0, len(train) - 1, size):
-        found, n = np.unique(
-            pairs_in(train[start : start + size + 1]), return_counts=True
-        )
+        part = pairs_in(train[start : start + size + 1])
+        found, n = np.unique(part, return_counts=True)
         pairs, place = np.unique(np.append(pairs, found), return_inverse=True)
         counts = np.bincount(place, np.append(counts, n))
     once, twice = (np.sum(counts == n) for n in (1, 2))
@@ -1394,8 +1199,6 @@ def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
         place = np.searchsorted(pairs, scored).clip(max=len(pairs) - 1)
         count = np.where(pairs[place] == scored, counts[place], 0.0)
         mass = np.maximum(count - D, 0) + D * differ[a] * p[b]
-        known = (
-            follow[a] > 0
-        )  # after a token that train does not go on from, p alone
+        known = follow[a] > 0  # else p alone
         nats -= np.log(np.where(known, mass / np.maximum(follow[a], 1), p[b])).sum()
     return float(nats / (len(valid) - 1))

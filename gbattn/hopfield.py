@@ -13,11 +13,16 @@ from typing import NamedTuple
 import torch
 
 from gbattn.conventions import (
+    COUNT,
+    FLOATING,
+    LENGTH,
+    POSITIVE,
+    check,
     check_flag,
     check_tensors,
-    is_count,
-    is_integer,
-    is_number,
+    integer,
+    number,
+    one_of,
     require,
 )
 
@@ -25,20 +30,14 @@ from gbattn.conventions import (
 KINDS = ("linear", "polynomial", "exponential", "log-sum-exp")
 
 
-def _check_beta(beta: float) -> None:
-    positive = is_number(beta) and beta > 0
-    require(positive, "beta", repr(beta), "a finite positive number")
-
-
-def _check_degree(degree: int) -> None:
-    fits = is_integer(degree) and degree >= 2
-    require(fits, "degree", repr(degree), "an integer of at least 2")
+_DEGREE = integer("an integer of at least 2", lambda n: n >= 2)
+_GAIN = number("a number between 0 and 2, both excluded", lambda g: 0 < g < 2)
+_SHARE = number("a share from 0 up to ½", lambda x: 0 <= x < 0.5)
 
 
 def _check_memory(state, patterns, kind: str, beta: float, degree: int) -> None:
-    require(kind in KINDS, "kind", repr(kind), "one of " + ", ".join(KINDS))
-    _check_beta(beta)
-    _check_degree(degree)
+    known = one_of(*KINDS)
+    check(kind=(kind, known), beta=(beta, POSITIVE), degree=(degree, _DEGREE))
     check_tensors(patterns=patterns, state=state)
 
 # %% ../nbs/04_hopfield.ipynb #1580910f
@@ -58,22 +57,17 @@ def energy(
     patterns : torch.Tensor
         Stored patterns, one a row, shape (…, N, d).
     kind : {"linear", "polynomial", "exponential", "log-sum-exp"}
-        Which G; see Definition "Energy of a memory". The exponential overflows
-        where β times an overlap exceeds the range of the dtype (88 in float32).
+        Which G; see Definition "Energy of a memory". The exponential overflows for β
+        times an overlap above 88 in float32.
     beta : float
         Sharpness β > 0, the inverse temperature.
     degree : int
-        Degree n ≥ 2 of the polynomial; other kinds do not read it.
+        Degree n ≥ 2 of the polynomial; other kinds ignore it.
 
     Returns
     -------
     torch.Tensor
         Shape (…, m). Only log-sum-exp is bounded below (by zero).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -104,8 +98,8 @@ def _step(state, patterns, kind: str, beta: float, degree: int, gain: float):
         weights = (beta * z).exp()
     else:
         weights = (beta * z).softmax(-1)
-    answer = weights @ patterns  # (…, m, d)
-    return answer if gain == 1 else state + gain * (answer - state)
+    output = weights @ patterns  # (…, m, d)
+    return output if gain == 1 else state + gain * (output - state)
 
 
 def update(
@@ -125,17 +119,12 @@ def update(
     state, patterns, kind, beta, degree
         See `energy`.
     gain : float
-        Length g of the step, between 0 and 2. At 1 the answer replaces the state.
+        Length g of the step, between 0 and 2. At 1 the output replaces the state.
 
     Returns
     -------
     torch.Tensor
         The new states, shape (…, m, d).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -156,16 +145,16 @@ def retrieve(
     gain: float = 1.0,
     path: bool = False,
 ) -> torch.Tensor:
-    """Repeat `update`: ask, and ask again with the answer.
+    """Repeat `update`, each time from the last output.
 
     Parameters
     ----------
     state, patterns, kind, beta, degree, gain
         See `energy` and `update`.
     steps : int
-        How many steps; with 0 the state comes back.
+        Number of steps, 0 or more.
     path : bool
-        Whether to return every state on the way.
+        Whether to return all states.
 
     Returns
     -------
@@ -173,21 +162,13 @@ def retrieve(
         The last states, shape (…, m, d); with `path`, all of them, shape (steps +
         1, …, m, d).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     Source: chapter 4, section "Energies".
     """
     _check_memory(state, patterns, kind, beta, degree)
     check_flag("path", path)
-    whole = is_integer(steps) and steps >= 0
-    require(whole, "steps", repr(steps), "an integer that is not negative")
-    fits = is_number(gain) and 0 < gain < 2
-    require(fits, "gain", repr(gain), "a number between 0 and 2, both excluded")
+    check(steps=(steps, LENGTH), gain=(gain, _GAIN))
     states = [state]
     for _ in range(steps):
         state = _step(state, patterns, kind, beta, degree, gain)
@@ -206,7 +187,7 @@ def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
 def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
     z = state @ patterns.mT
     if kind == "exponential":
-        # In units of its largest term the energy keeps its signs and its digits.
+        # In units of its largest term the energy cannot overflow.
         z = z - z.amax(-1, keepdim=True)
     above, here, below = (_scores_of_bits(z + s, kind, degree) for s in (2, 0, -2))
     weights = (above - below) / 2  # (…, m, N)
@@ -218,10 +199,9 @@ def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
 
 
 def _check_bits(kind: str, degree: int, steps: int) -> None:
-    known = "linear, polynomial or exponential (log-sum-exp flips the same bits)"
-    require(kind in KINDS[:3], "kind", repr(kind), known)
-    _check_degree(degree)
-    require(is_count(steps), "steps", repr(steps), "a positive integer")
+    # log-sum-exp flips the same bits as the exponential.
+    known = one_of(*KINDS[:3])
+    check(kind=(kind, known), degree=(degree, _DEGREE), steps=(steps, COUNT))
 
 # %% ../nbs/04_hopfield.ipynb #44251e85
 def recall_bits(
@@ -232,8 +212,7 @@ def recall_bits(
     *,
     steps: int = 1,
 ) -> torch.Tensor:
-    """Set every bit to the value of lower energy −Σ F(xᵢ·σ), all bits at once, and
-    repeat.
+    """Set all bits at once to their values of lower energy −Σ F(xᵢ·σ), repeatedly.
 
     Parameters
     ----------
@@ -244,19 +223,14 @@ def recall_bits(
     kind : {"linear", "polynomial", "exponential"}
         F(z) is z²/2, zⁿ or eᶻ.
     degree : int
-        Degree n ≥ 2 of the polynomial; other kinds do not read it.
+        Degree n ≥ 2 of the polynomial; other kinds ignore it.
     steps : int
-        How often; a bit that makes no difference stays.
+        Number of repetitions; a bit that makes no difference stays.
 
     Returns
     -------
     torch.Tensor
         The new states, shape (…, m, d).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -274,9 +248,9 @@ def recall_bits(
 
 # %% ../nbs/04_hopfield.ipynb #286b690b
 class CapacityCurve(NamedTuple):
-    """What `capacity_curve` measured: ``counts`` (k,), the numbers of stored
-    patterns; ``wrong_bits`` and ``wrong_patterns`` (k, repetitions), the share of
-    bits that came back wrong and of patterns that came back with a wrong bit."""
+    """Recall errors: ``counts`` (k,), the numbers of stored patterns; ``wrong_bits``
+    and ``wrong_patterns`` (k, repetitions), the share of bits that are recalled wrong
+    and of patterns that are recalled with a wrong bit."""
 
     counts: torch.Tensor
     wrong_bits: torch.Tensor
@@ -303,7 +277,7 @@ def capacity_curve(
     repetitions: int = 5,
     dtype: torch.dtype = torch.float64,
 ) -> CapacityCurve:
-    """Store random signs, ask for them, and count what comes back wrong.
+    """Measure how many of stored random signs are recalled wrong.
 
     Parameters
     ----------
@@ -317,39 +291,30 @@ def capacity_curve(
     kind, degree, steps
         See `recall_bits`.
     corruption : float
-        Share of the bits that are flipped in the question, from 0 up to ½.
+        Share of the bits that are flipped in a query, from 0 up to ½.
     probes : int
-        How many of the stored patterns are asked for (all, where fewer are stored).
+        How many of the stored patterns are queried, at most.
     repetitions : int
-        How often everything is drawn afresh.
+        How many times everything is drawn.
     dtype : torch.dtype
         In float64 the integers of F = zⁿ are exact up to 2⁵³.
-
-    Returns
-    -------
-    CapacityCurve
-        Shares of wrong bits and wrong patterns, one column a repetition.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
     Source: chapter 4, section "How much does it hold?".
     """
     _check_bits(kind, degree, steps)
-    sequence = hasattr(counts, "__len__")
-    require(sequence, "counts", repr(counts), "a sequence of positive integers")
-    sizes = (("d", d), ("probes", probes), ("repetitions", repetitions))
-    for name, size in (*sizes, *(("counts", count) for count in counts)):
-        require(is_count(size), name, repr(size), "positive integers")
-    require(len(counts) > 0, "counts", "nothing", "at least one number")
-    floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    require(floating, "dtype", repr(dtype), "a floating dtype")
-    fits = is_number(corruption) and 0 <= corruption < 0.5
-    require(fits, "corruption", repr(corruption), "a share from 0 up to ½")
+    several = hasattr(counts, "__len__") and len(counts) > 0
+    require(several, "counts", repr(counts), "a sequence of positive integers")
+    for count in counts:
+        check(counts=(count, COUNT))
+    check(
+        d=(d, COUNT),
+        probes=(probes, COUNT),
+        repetitions=(repetitions, COUNT),
+        dtype=(dtype, FLOATING),
+        corruption=(corruption, _SHARE),
+    )
     bits, patterns = (
         torch.empty(len(counts), repetitions, dtype=torch.float64) for _ in range(2)
     )
@@ -357,11 +322,11 @@ def capacity_curve(
         drawn = torch.rand(max(counts), d, generator=generator) < 0.5
         pool = 1 - 2 * drawn.to(dtype)
         for i, count in enumerate(counts):
-            asked = pool[: min(count, probes)]
-            state = _noisy(asked, corruption, generator)
+            target = pool[: min(count, probes)]
+            state = _noisy(target, corruption, generator)
             for _ in range(steps):
                 state = _flip(state, pool[:count], kind, degree)
-            wrong = state != asked
+            wrong = state != target
             bits[i, j] = wrong.double().mean()
             patterns[i, j] = wrong.any(-1).double().mean()
     return CapacityCurve(torch.tensor(counts), bits, patterns)
@@ -379,11 +344,6 @@ def separation(patterns: torch.Tensor) -> torch.Tensor:
     -------
     torch.Tensor
         Shape (…, N); negative where another pattern overlaps more.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -414,19 +374,14 @@ def jacobian(
     Returns
     -------
     torch.Tensor
-        Shape (…, m, d, d), symmetric, without negative eigenvalues. Made to be
-        looked at: it forms an N × d matrix for each state.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
+        Shape (…, m, d, d), symmetric, without negative eigenvalues. An N × d matrix
+        is formed for each state.
 
     Notes
     -----
     Source: Proposition "The Jacobian is a covariance" of chapter 4.
     """
-    _check_beta(beta)
+    check(beta=(beta, POSITIVE))
     check_tensors(patterns=patterns, state=state)
     p = (beta * state @ patterns.mT).softmax(-1)  # (…, m, N)
     spread = patterns.unsqueeze(-3) - (p @ patterns).unsqueeze(-2)  # (…, m, N, d)

@@ -23,22 +23,31 @@ from torch.autograd import forward_ad
 
 from gbattn.attention import (
     KeyValueCache,
-    _check_probability,
     _compute_dtype,
-    _wanted,
     _wide,
     padding_mask,
 )
 from .blocks import Block, _check_features, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
-    check_flag,
+    COUNT,
+    FLAG,
+    INTEGER,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    check,
+    check_fields,
     check_folder,
     check_packages,
+    describe,
     eval_mode,
+    instance,
     is_count,
     is_integer,
-    is_number,
+    number,
+    one_of,
+    optional,
     read_json,
     require,
 )
@@ -46,15 +55,15 @@ from .cost import Cost, attention_cost, linear_cost
 
 
 def _has_tangent(*tensors: torch.Tensor) -> bool:
-    """Whether derivatives are carried forward through one of them."""
+    """Whether one of the tensors has a forward-mode derivative."""
     if torch.compiler.is_compiling():
         return False
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> None:
-    """Whether these are token numbers. A compiler cannot look at them, nor can
-    `torch.func.vmap`, and looking at those on another device would wait for it."""
+    """Check token ids, on a CPU only: a compiler and `torch.func.vmap` cannot read
+    them, and to read those of another device would synchronise with it."""
     if torch.compiler.is_compiling() or numbers.device.type != "cpu":
         return
     try:
@@ -69,9 +78,20 @@ def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> N
         require(0 <= low and high < size, name, f"{low} to {high}", want)
 
 
+def _is_tokens(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > 0
+
+
+_REDUCTION = one_of("mean", "sum")
+_TOKENS = _is_tokens, "integers (B, T) with T ≥ 1"
+_INTEGERS = (
+    lambda x: x.dtype in (torch.int32, torch.int64),
+    "torch.int64 or torch.int32",
+)
+
+
 def _check_reduction(reduction: str) -> None:
-    known = isinstance(reduction, str) and reduction in ("mean", "sum")
-    require(known, "reduction", repr(reduction), "'mean' or 'sum'")
+    check(reduction=(reduction, _REDUCTION))
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 def next_token_loss(
@@ -183,61 +203,67 @@ _PER_LAYER = (
 )
 
 
-def _named_options(name: str, options: object, known: tuple[str, ...]) -> None:
-    require(isinstance(options, dict), name, repr(options), "a dict")
+_DICT = instance(dict, "a dict")
+_CONFIG = {
+    **dict.fromkeys(("vocab_size", "max_length", "d_model", "n_layers"), COUNT),
+    "n_heads": COUNT,
+    "positions": one_of("learned", "rotary"),
+    "tie_embeddings": FLAG,
+    "bias": FLAG,
+    "final_norm": optional(FLAG),
+    "init_std": POSITIVE,
+    "dropout": PROBABILITY,
+    "attention_options": _DICT,
+    "overrides": instance(dict, "a dict of layers"),
+}
+
+
+def _check_keys(name: str, options: object, known: tuple[str, ...]) -> None:
+    check(**{name: (options, _DICT)})
+    want = f"one of {', '.join(known)}"
     for key in options:
-        require(
-            key in known, name, f"the key {key!r}", f"one of {', '.join(known)}"
-        )
+        require(key in known, name, f"the key {key!r}", want)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """All that decides the shape of a language model.
+    """The shape of a language model.
 
     Parameters
     ----------
     vocab_size : int
-        Token types V.
+        Vocabulary size V.
     max_length : int
-        Tokens T that the model is made for, and rows of the table of learned
-        positions.
+        Tokens T of a sequence, and rows of the table of learned positions.
     d_model, n_layers, n_heads : int
-        Width D of the stream, blocks, and heads of each.
+        Width D of the residual stream, number of blocks, and heads of each.
     d_ffn : int, optional
         Width of the feed-forward sublayer; 4D by default, 8D/3 for ``swiglu``.
     attention : str
         A registered name: ``multi_head``, ``linear``, ``twicing`` or ``boosted``.
     attention_options : dict
-        What that layer takes besides, such as ``rounds``, ``kv_from`` or
-        ``dropout``: dropout of attention weights is set here and nowhere else.
+        Further arguments of that layer, such as ``rounds``, ``kv_from`` or, for the
+        attention weights, ``dropout``.
     norm, normalizer, ffn : str
         As in `gbattn.blocks.Block`.
     positions : {"learned", "rotary"}
-        A table of vectors added to the tokens, or queries and keys that turn, with
-        base 10,000 unless ``attention_options`` has another ``rotary``.
+        A table of vectors added to the tokens, or rotary queries and keys, with base
+        10,000 unless ``attention_options`` has another ``rotary``.
     dropout : float
-        Probability with which a number is dropped of the embedded tokens and of
-        what each sublayer adds.
+        Dropout probability of the embedded tokens and of the sublayers' outputs.
     tie_embeddings : bool
-        Whether the head that reads the stream is the table that wrote it.
+        Whether the head is the token embedding.
     final_norm : bool, optional
-        Whether the stream is normalised before the head. By default it is for
-        ``norm="pre"`` and ``"none"``, and not for ``"post"``, whose stream is
-        normalised already.
+        Whether the residual stream is normalised before the head; by default unless
+        ``norm="post"``, which has normalised it.
     bias : bool
         Whether linear layers have biases. The head has none.
     init_std : float
-        Standard deviation of every matrix at the start, but of gates, which start at 0.
+        Standard deviation of initial matrices. Those of gates are 0.
     overrides : dict
-        For a layer, by its number from 0, what differs there: any of ``attention``,
-        ``attention_options``, ``norm``, ``normalizer``, ``ffn``, ``d_ffn`` and
-        ``dropout``, each in place of the common one.
-
-    Raises
-    ------
-    ValueError
-        Naming the field, what it got and what it wants.
+        For layers, by their numbers from 0, the options that differ: any of
+        ``attention``, ``attention_options``, ``norm``, ``normalizer``, ``ffn``,
+        ``d_ffn`` and ``dropout``.
 
     Notes
     -----
@@ -264,71 +290,49 @@ class ModelConfig:
     overrides: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self, _CONFIG)
+        # NumPy's numbers are not for JSON.
         for name in ("vocab_size", "max_length", "d_model", "n_layers", "n_heads"):
-            size = getattr(self, name)
-            require(is_count(size), name, repr(size), "a positive integer")
-            object.__setattr__(self, name, int(size))  # NumPy's are not for JSON
+            object.__setattr__(self, name, int(getattr(self, name)))
         if is_integer(self.d_ffn):
             object.__setattr__(self, "d_ffn", int(self.d_ffn))
-        known = isinstance(self.positions, str)
-        known = known and self.positions in ("learned", "rotary")
-        require(known, "positions", repr(self.positions), "'learned' or 'rotary'")
-        for name in ("tie_embeddings", "bias"):
-            check_flag(name, getattr(self, name))
-        if self.final_norm is not None:
-            check_flag("final_norm", self.final_norm)
-        good = is_number(self.init_std) and self.init_std > 0
-        require(good, "init_std", repr(self.init_std), "a finite positive number")
-        _check_probability("dropout", self.dropout)
         for name in ("init_std", "dropout"):
             object.__setattr__(self, name, float(getattr(self, name)))
-        require(
-            isinstance(self.attention_options, dict),
-            "attention_options",
-            repr(self.attention_options),
-            "a dict",
-        )
-        require(
-            isinstance(self.overrides, dict),
-            "overrides",
-            repr(self.overrides),
-            "a dict of layers",
-        )
         layers = {}
         for key, changes in self.overrides.items():
             digits = isinstance(key, str) and key.isdecimal()
             fits = (digits or is_integer(key)) and 0 <= int(key) < self.n_layers
             want = f"layers from 0 to {self.n_layers - 1}"
             require(fits, "overrides", f"the layer {key!r}", want)
-            _named_options("overrides", changes, _PER_LAYER)
+            _check_keys("overrides", changes, _PER_LAYER)
             once = int(key) not in layers
             require(once, "overrides", f"the layer {int(key)} twice", "each once")
             inner = changes.get("attention_options", {})
-            good = isinstance(inner, dict)
-            require(good, "overrides", f"attention_options {inner!r}", "a dict")
+            is_dict = isinstance(inner, dict)
+            require(is_dict, "overrides", f"attention_options {inner!r}", "a dict")
             layers[int(key)] = dict(changes)
-        # A copy, so that nobody changes the dicts of a frozen config from outside.
+        # A copy: a frozen config must not change with the caller's dicts.
         own = json.loads(_as_json("attention_options", self.attention_options))
         object.__setattr__(self, "attention_options", own)
         own = json.loads(_as_json("overrides", layers))
         own = {int(layer): own[layer] for layer in sorted(own, key=int)}
         object.__setattr__(self, "overrides", own)
-        # One of those that do not differ stands for them all, however many they are.
+        # Layers with equal options are checked once.
         alike = (layer for layer in range(self.n_layers) if layer not in own)
-        seen = []
+        checked = []
         for layer in sorted({*own, next(alike, 0)}):
-            if (options := self._block_options(layer)) not in seen:
-                seen.append(options)
+            if (options := self._block_options(layer)) not in checked:
+                checked.append(options)
                 self._check_layer(layer, options)
 
     def _block_options(self, layer: int) -> dict:
-        """What the block of this layer is made with."""
+        """The arguments of the block of this layer."""
         changes = self.overrides.get(layer, {})
         options = {name: getattr(self, name) for name in _PER_LAYER} | changes
         if self.positions == "rotary":
             base = self.attention_options.get("rotary", 10_000.0)
-            turning = {"rotary": base} | options["attention_options"]
-            options["attention_options"] = turning
+            inner = {"rotary": base} | options["attention_options"]
+            options["attention_options"] = inner
         return options | {"bias": self.bias}
 
     def _check_layer(self, layer: int, options: dict) -> None:
@@ -342,7 +346,7 @@ class ModelConfig:
             want = f"{'a base' if not turns else 'none'} with positions={self.positions!r}"
             got = f"rotary={inner.get('rotary')}"
             require(fits, "attention_options", got, want)
-            # The layer would speak of a base, which nobody may have given.
+            # The layer's own message would be about a base that was not passed.
             positive = inner.get("feature_map", "elu") == "elu"
             fits = not (turns and positive and options["attention"] == "linear")
             got = "'rotary' with attention='linear', whose features must stay positive"
@@ -353,35 +357,29 @@ class ModelConfig:
             torch.empty(rows, self.d_model, device="meta")  # the tables
             Block(self.d_model, self.n_heads, **options, device="meta")
         except (RuntimeError, TypeError) as error:  # of torch, when bytes overflow
-            said = str(error).splitlines()[0]
-            if isinstance(error, TypeError) and "Overflow" not in said:
+            message = str(error).splitlines()[0]
+            if isinstance(error, TypeError) and "Overflow" not in message:
                 raise
-            got = f"sizes that torch refuses ({said})"
+            got = f"sizes that torch refuses ({message})"
             require(False, "config", got, "smaller ones")
 
     @property
     def normalizes_last(self) -> bool:
-        """Whether the stream is normalised before the head."""
+        """Whether the residual stream is normalised before the head."""
         if self.final_norm is not None:
             return self.final_norm
         return self._block_options(self.n_layers - 1)["norm"] != "post"
 
     def to_dict(self) -> dict:
-        """Return the fields as JSON has them, for `from_dict`."""
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
-        return json.loads(json.dumps(found))
+        """Return the fields as JSON, for `from_dict`."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return json.loads(json.dumps(values))
 
     @classmethod
     def from_dict(cls, fields_of: dict) -> "ModelConfig":
-        """Return the config with these fields, as `to_dict` gives them.
-
-        Raises
-        ------
-        ValueError
-            For a key that is no field, a missing vocab_size, or a field that cannot be.
-        """
+        """Return the config with these fields, as `to_dict` gives them."""
         known = tuple(item.name for item in fields(cls))
-        _named_options("config", fields_of, known)
+        _check_keys("config", fields_of, known)
         require("vocab_size" in fields_of, "config", "no vocab_size", "one")
         return cls(**fields_of)
 
@@ -395,7 +393,7 @@ def _as_json(name: str, options: dict) -> str:
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 #| code-fold: true
 def _check_seed(seed: int) -> None:
-    require(is_integer(seed), "seed", repr(seed), "an integer")
+    check(seed=(seed, INTEGER))
 
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -408,8 +406,8 @@ def _check_dtype(argument: str, got: str, dtype: torch.dtype) -> None:
 
 
 def _device_of_weights(device, dtype) -> torch.device:
-    """Where torch puts new weights: the default device, or what a context such as
-    accelerate's `init_empty_weights` makes of any."""
+    """The device of new weights, which a context such as accelerate's
+    `init_empty_weights` may change."""
     if dtype is not None:
         _check_dtype("dtype", repr(dtype), dtype)
     try:
@@ -430,22 +428,11 @@ class LanguageModel(nn.Module):
     Parameters
     ----------
     config : ModelConfig
-        Its shape.
+        Its shape, and the attribute `config`.
     seed : int
         Decides the initial weights, see `reset_parameters`.
     device, dtype : optional
-        Of the weights. On the device ``"meta"`` they take no memory.
-
-    Attributes
-    ----------
-    config : ModelConfig
-        As given.
-
-    Raises
-    ------
-    ValueError
-        For a config that is none, a seed that is no integer, a device that is not
-        there, or a dtype that is not of 64, 32 or 16 floating bits.
+        Of the weights, which take no memory on the device ``"meta"``.
 
     Notes
     -----
@@ -461,38 +448,43 @@ class LanguageModel(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        good = isinstance(config, ModelConfig)
-        require(good, "config", type(config).__name__, "a ModelConfig")
+        check(config=(config, instance(ModelConfig, "a ModelConfig")))
         device = _device_of_weights(device, dtype)
         super().__init__()
         self.config = config
         D, V = config.d_model, config.vocab_size
-        made = dict(device="meta", dtype=dtype)  # nothing is drawn twice
-        self.token_embedding = nn.Embedding(V, D, **made)
+        factory_kwargs = dict(device="meta", dtype=dtype)  # nothing is drawn twice
+        self.token_embedding = nn.Embedding(V, D, **factory_kwargs)
         self.position_embedding = None
         if config.positions == "learned":
-            self.position_embedding = nn.Embedding(config.max_length, D, **made)
+            self.position_embedding = nn.Embedding(
+                config.max_length, D, **factory_kwargs
+            )
         self.blocks = nn.ModuleList(
-            Block(D, config.n_heads, **config._block_options(layer), **made)
+            Block(
+                D, config.n_heads, **config._block_options(layer), **factory_kwargs
+            )
             for layer in range(config.n_layers)
         )
         self.final_norm = nn.Identity()
         if config.normalizes_last:
-            self.final_norm = make_normalizer(config.normalizer, D, **made)
+            self.final_norm = make_normalizer(
+                config.normalizer, D, **factory_kwargs
+            )
         self.head = None
         if not config.tie_embeddings:
-            self.head = nn.Linear(D, V, bias=False, **made)
+            self.head = nn.Linear(D, V, bias=False, **factory_kwargs)
         if device.type != "meta":
             self.to_empty(device=device)
             self._fill_empty(seed)
 
     @torch.no_grad()
     def _fill_empty(self, seed: int) -> None:
-        """Draw the weights, and see that nothing is left of what the memory held."""
-        held = lambda: [*self.named_parameters(), *self.named_buffers()]
-        for name, x in held():
+        """Draw the weights, and check that `reset_parameters` sets all of them."""
+        tensors = lambda: [*self.named_parameters(), *self.named_buffers()]
+        for name, x in tensors():
             numbers = x.is_floating_point() or x.is_complex()
-            want = "a floating-point dtype: in others nothing shows what is not set"
+            want = "a floating-point dtype: in others a missing value does not show"
             require(numbers, name, f"dtype {x.dtype}", want)
             x.fill_(math.nan)
         self.reset_parameters(seed)
@@ -500,7 +492,7 @@ class LanguageModel(nn.Module):
         want = (
             "a layer whose reset_parameters sets all of its parameters and buffers"
         )
-        for name, x in held():
+        for name, x in tensors():
             require(not x.isnan().any(), name, got, want)
 
     def reset_parameters(self, seed: int = 0) -> None:
@@ -544,16 +536,16 @@ class LanguageModel(nn.Module):
         weight.copy_(self.config.init_std * drawn)
 
     def extra_repr(self) -> str:
-        """The parameters, counted."""
+        """The number of parameters."""
         return f"parameters={sum(p.numel() for p in self.parameters()):,}"
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The matrix (V, D) that reads the stream."""
+        """The matrix (V, D) of the head."""
         return (self.token_embedding if self.head is None else self.head).weight
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Return what the head reads in a stream h (…, D): logits (…, V)."""
+        """Return the logits (…, V) of a residual stream h (…, D)."""
         _check_features("h", h, self.config.d_model)
         self._check_device("h", h)
         dtypes = [_compute_dtype(h.device, x.dtype) for x in (h, self.head_weight)]
@@ -577,37 +569,30 @@ class LanguageModel(nn.Module):
         Parameters
         ----------
         tokens : torch.Tensor
-            Token numbers, int32 or int64, shape (B, T).
+            Token ids, int32 or int64, shape (B, T).
         targets : torch.Tensor, optional
             The token after each, int64 of shape (B, T); −100 is not scored.
         reduction : {"mean", "sum"}
             Of the loss, over the targets that are scored. The mean of none is NaN.
         mask : torch.Tensor, optional
-            Who may attend, besides causality, as in
-            `gbattn.attention.MultiHeadAttention`; padding is (B, 1, 1, S).
+            Mask beyond the causal one, as in `gbattn.attention.MultiHeadAttention`;
+            that of padding has shape (B, 1, 1, S).
         positions : torch.Tensor, optional
-            Integers (T,) or (B, T); counted from the start by default.
+            Integers (T,) or (B, T); by default counted from the first token.
         cache : list, optional
-            One for each block, from `make_caches`. Then the tokens follow those in
-            it.
+            One for each block, from `make_caches`; the tokens follow those in it.
         logits_to_keep : int, optional
-            Compute the logits of only so many tokens, the last ones; of all by default.
+            The number of last tokens whose logits are computed; by default all.
 
         Returns
         -------
         torch.Tensor
             Logits, shape (B, T, V), or (B, logits_to_keep, V); or the loss in nats,
-            one number, float32 at least.
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants. Numbers of tokens
-            and targets are looked at on a CPU only.
+            one number, float32 at least. Token ids are checked on a CPU only.
         """
         self._check_tokens("tokens", tokens)
         _check_reduction(reduction)
-        if targets is not None:  # all before the caches hear of the tokens
+        if targets is not None:  # all checks are before the first change of a cache
             self._check_targets(targets, tokens)
         if logits_to_keep is not None:
             fits = targets is None and is_count(logits_to_keep)
@@ -625,12 +610,8 @@ class LanguageModel(nn.Module):
         )
 
     def _check_tokens(self, name: str, tokens) -> None:
-        fits = isinstance(tokens, torch.Tensor) and tokens.ndim == 2
-        fits = fits and tokens.shape[1] > 0
-        _wanted(fits, name, tokens, lambda: "integers (B, T) with T ≥ 1")
-        whole = tokens.dtype in (torch.int32, torch.int64)
-        want = "torch.int64 or torch.int32"
-        require(whole, name, f"dtype {tokens.dtype}", want)
+        for rule in (_TOKENS, _INTEGERS):
+            check(**{name: (tokens, rule)})
         self._check_device(name, tokens)
         _check_numbers(name, tokens, self.config.vocab_size)
 
@@ -639,41 +620,44 @@ class LanguageModel(nn.Module):
         require(there == here, name, f"device {there}", f"{here}, as the model")
 
     def _check_targets(self, targets, tokens) -> None:
-        fits = isinstance(targets, torch.Tensor) and targets.shape == tokens.shape
-        want = lambda: f"shape {tuple(tokens.shape)}, as tokens"
-        _wanted(fits, "targets", targets, want)
+        if getattr(targets, "shape", None) != tokens.shape:
+            want = f"shape {tuple(tokens.shape)}, as tokens"
+            require(False, "targets", describe(targets), want)
         self._check_device("targets", targets)
         _check_numbers("targets", targets, self.config.vocab_size, blank=-100)
 
     def _stream(self, tokens, mask, positions, cache) -> torch.Tensor:
-        """The stream after the last block, (B, T, D)."""
-        caches = [None] * len(self.blocks) if cache is None else cache
-        fits = isinstance(caches, list) and len(caches) == len(self.blocks)
-        want = f"a list of {len(self.blocks)}, from make_caches"
-        fits = fits and (cache is None or all(hasattr(c, "length") for c in caches))
-        if not fits:
-            whole = isinstance(caches, list)
-            kinds = ", ".join(type(c).__name__ for c in caches) if whole else ""
-            got = f"[{kinds}]" if whole else type(cache).__name__
-            require(False, "cache", got, want)
+        """The residual stream after the last block, (B, T, D)."""
+        caches = [None] * len(self.blocks)
         if cache is not None:
-            held = [one.length for one in caches]
-            # A set, or a sentence, of the lengths would tie a compiled program to them.
-            if not all(length == held[0] for length in held):
-                want = "one number: a pass that failed leaves caches of no use"
-                require(False, "cache", f"{held} tokens in its layers", want)
+            self._check_cache(cache)
+            caches = cache
         h = self.token_embedding(tokens)  # (B, T, D)
         if self.position_embedding is not None:
             past = 0 if cache is None else cache[0].length
-            h = h + self._places(tokens, positions, past)
+            h = h + self._position_vectors(tokens, positions, past)
             positions = None  # the blocks have no other
         h = nnf.dropout(h, self.config.dropout, self.training)
-        seen = dict(causal=True, mask=mask, positions=positions)
-        for block, remembered in zip(self.blocks, caches):
-            h = block(h, **seen, cache=remembered)
+        options = dict(causal=True, mask=mask, positions=positions)
+        for block, one in zip(self.blocks, caches):
+            h = block(h, **options, cache=one)
         return h
 
-    def _places(self, tokens, positions, past: int) -> torch.Tensor:
+    def _check_cache(self, cache) -> None:
+        fits = isinstance(cache, list) and len(cache) == len(self.blocks)
+        if not (fits and all(hasattr(one, "length") for one in cache)):
+            got = type(cache).__name__
+            if isinstance(cache, list):
+                got = f"[{', '.join(type(one).__name__ for one in cache)}]"
+            want = f"a list of {len(self.blocks)}, from make_caches"
+            require(False, "cache", got, want)
+        lengths = [one.length for one in cache]
+        # A set, or a sentence, of the lengths would tie a compiled program to them.
+        if not all(length == lengths[0] for length in lengths):
+            want = "one number: a pass that failed leaves caches of no use"
+            require(False, "cache", f"{lengths} tokens in its layers", want)
+
+    def _position_vectors(self, tokens, positions, past: int) -> torch.Tensor:
         """The vectors of the positions, (T, D) or (B, T, D)."""
         (B, T), rows = tokens.shape, self.config.max_length
         if positions is None:
@@ -681,13 +665,10 @@ class LanguageModel(nn.Module):
                 got = f"{past + T} of them" if past else f"{T} of them"
                 require(False, "tokens", got, f"at most max_length = {rows}")
             return self.position_embedding.weight[past : past + T]
-        fits = isinstance(positions, torch.Tensor)
-        fits = fits and tuple(positions.shape) in ((T,), (B, T))
-        want = lambda: f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
-        _wanted(fits, "positions", positions, want)
-        whole = positions.dtype in (torch.int32, torch.int64)
-        want = "torch.int64 or torch.int32"
-        require(whole, "positions", f"dtype {positions.dtype}", want)
+        if tuple(getattr(positions, "shape", ())) not in ((T,), (B, T)):
+            want = f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
+            require(False, "positions", describe(positions), want)
+        check(positions=(positions, _INTEGERS))
         self._check_device("positions", positions)
         _check_numbers("positions", positions, rows)
         return self.position_embedding(positions)
@@ -702,7 +683,7 @@ class LanguageModel(nn.Module):
         batch_size : int
             Sequences B.
         max_length : int, optional
-            Tokens that there is room for; that of the config by default.
+            Tokens that fit; by default those of the config.
         """
         size = self.config.max_length if max_length is None else max_length
         return [block.make_cache(batch_size, size) for block in self.blocks]
@@ -726,97 +707,87 @@ class LanguageModel(nn.Module):
         Parameters
         ----------
         prompt : torch.Tensor
-            Token numbers, shape (B, T).
+            Token ids, shape (B, T).
         max_new_tokens : int
-            How many are added. If positions are learned, prompt and these are
-            ``max_length`` together at most.
+            How many are added; with learned positions prompt and these together are
+            ``max_length`` at most.
         temperature, top_k, top_p
             As in `next_token_probabilities`; temperature 0 is greedy.
         seed : int or list of int
-            One for all, from which each sequence gets numbers of its own; or one
-            for each, and then a sequence says in a batch what it would say alone, but
-            for rounding.
+            One for the batch, from which each sequence gets numbers of its own; or
+            one for each sequence, which then does not depend on the others.
         lengths : torch.Tensor, optional
-            How many tokens of each prompt are real, integers (B,), when shorter
-            ones are padded on the left.
+            Tokens of each prompt without its padding on the left, integers (B,).
         cache : bool
-            Whether past tokens are remembered or looked at anew for each token.
+            Whether keys and values of past tokens are cached.
         end : int, optional
-            A token that ends a sequence; what follows it is filled with it, and
-            when all have ended, the rest is left out.
+            A token that ends a sequence and fills the rest of it; when all have
+            ended, generation stops.
 
         Returns
         -------
         torch.Tensor
             The prompts and what was added, shape (B, T + at most max_new_tokens).
 
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants; also when a token was
-            drawn from logits that are not finite.
-
         Notes
         -----
-        The tokens are the same with a cache and without, in a batch and alone, but
-        for the rounding of products, which may part a draw now and then in float32,
-        more often in half precision, and practically never in float64.
-        Dropout is off meanwhile. Every pass calls the model, so hooks run, and after
-        ``model.compile()``, which works in place, the compiled model decodes; the
-        ``generate`` of ``torch.compile(model)`` is that of the model as it was. Source:
-        chapter 13.
+        The tokens do not depend on the cache or the batch, except that rounding may
+        change a draw, rarely in float32 and more often in half precision. Runs in eval
+        mode. Every step calls the model, so hooks run, and after ``model.compile()``
+        the compiled model; ``torch.compile(model).generate`` runs the original.
+        Source: chapter 13.
         """
         self._check_generate(prompt, max_new_tokens, lengths, cache, end)
         lengths = None if lengths is None else lengths.long()  # they will grow
         _check_sampling(temperature, top_k, top_p)
         B, T = prompt.shape
         caches = self.make_caches(B, T + max_new_tokens) if cache and B else None
-        chances = _chances(seed, B, max_new_tokens, prompt.device)
-        tokens, unread = prompt, prompt
+        uniform = _uniform(seed, B, max_new_tokens, prompt.device)
+        tokens, inputs = prompt, prompt
         ended = torch.zeros(B, dtype=torch.bool, device=prompt.device)
-        sound = ~ended
+        finite = ~ended
         with eval_mode(self):
             for step in range(max_new_tokens):
-                seen = _padded(lengths, step, tokens.shape[1], unread.shape[1])
-                logits = self(unread, **seen, cache=caches, logits_to_keep=1)[:, -1]
-                # The largest is NaN if any is. It is asked for at the end alone: to
-                # look at each would make a GPU wait for Python.
-                sound = sound & (logits.amax(-1).isfinite() | ended)
+                places = _padded(lengths, step, tokens.shape[1], inputs.shape[1])
+                logits = self(inputs, **places, cache=caches, logits_to_keep=1)[
+                    :, -1
+                ]
+                # The largest is NaN if any is. The result is read at the end only, as
+                # a GPU would wait for Python at each step.
+                finite = finite & (logits.amax(-1).isfinite() | ended)
                 p = next_token_probabilities(
-                    logits,
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=top_p,
+                    logits, temperature=temperature, top_k=top_k, top_p=top_p
                 )
-                new = _draw_token(p, chances[:, step]).to(prompt.dtype)
+                new = _draw_token(p, uniform[:, step]).to(prompt.dtype)
                 if end is not None:
                     new = new.masked_fill(ended, end)
                     ended = ended | (new == end)
                 tokens = torch.cat([tokens, new[:, None]], dim=1)
-                unread = tokens if caches is None else new[:, None]
+                inputs = tokens if caches is None else new[:, None]
                 if end is not None and ended.all():
                     break
         want = "finite ones: look for NaN and infinity in the weights"
-        require(bool(sound.all()), "model", "logits that are not finite", want)
+        require(bool(finite.all()), "model", "logits that are not finite", want)
         return tokens
 
     def _check_generate(self, prompt, max_new_tokens, lengths, cache, end) -> None:
         self._check_tokens("prompt", prompt)
-        want, got = "a positive integer", repr(max_new_tokens)
-        require(is_count(max_new_tokens), "max_new_tokens", got, want)
-        check_flag("cache", cache)
+        check(max_new_tokens=(max_new_tokens, COUNT), cache=(cache, FLAG))
         (B, T), room = prompt.shape, self.config.max_length
         if lengths is not None:
             if isinstance(lengths, torch.Tensor):
                 self._check_device("lengths", lengths)
             padding_mask(lengths, T, side="left")
-            _wanted(len(lengths) == B, "lengths", lengths, lambda: f"shape ({B},)")
-            some = bool((lengths > 0).all())
-            require(some, "lengths", lengths.tolist(), "one real token or more")
+            require(
+                len(lengths) == B, "lengths", describe(lengths), f"shape ({B},)"
+            )
+            positive = bool((lengths > 0).all())
+            require(positive, "lengths", lengths.tolist(), "one real token or more")
         longest = T if lengths is None else int(lengths.max()) if B else 0
         fits = self.position_embedding is None or longest + max_new_tokens <= room
         want = f"at most max_length = {room}, as positions are learned"
-        require(fits, "max_new_tokens", f"{longest} tokens and {got} more", want)
+        got = f"{longest} tokens and {max_new_tokens} more"
+        require(fits, "max_new_tokens", got, want)
         if end is not None:
             whole = is_integer(end) and 0 <= end < self.config.vocab_size
             want = f"None or a token from 0 to {self.config.vocab_size - 1}"
@@ -828,20 +799,19 @@ class LanguageModel(nn.Module):
         Parameters
         ----------
         folder : str or Path
-            Made if it is not there. Each file is written beside its place and moved
-            there whole.
+            Created if it does not exist. Each file is written whole or not at all.
 
         Raises
         ------
         ValueError
-            When the weights are not those that the config says, or not in memory, or
-            two of them are one: `from_pretrained` could not give them back.
+            Also when the weights do not fit the config, are not in memory, or share
+            memory: `from_pretrained` could not restore them.
 
         Notes
         -----
-        The weights carry the config and a checksum, so a folder of which only one
-        file is new is found out. Equal models make equal files. Nothing in either
-        file can run code. Source: chapter 13.
+        The weights include the config and a checksum, by which files of different
+        models are detected. Equal models give equal files. Nothing in either file
+        can run code. Source: chapter 13.
         """
         check_packages("train", "safetensors")
         from safetensors.torch import save
@@ -853,10 +823,8 @@ class LanguageModel(nn.Module):
         _check_weights("model", weights, plan, "as its config says")
         places = {}
         for name, weight in weights.items():
-            there = not weight.is_meta
-            require(
-                there, "model", f"{name} on the meta device", "weights in memory"
-            )
+            got = f"{name} on the meta device"
+            require(not weight.is_meta, "model", got, "weights in memory")
             first = places.setdefault(weight.data_ptr(), name)
             want = "weights of their own, or a config with tie_embeddings=True"
             require(first == name, "model", f"{first} and {name} as one", want)
@@ -893,14 +861,10 @@ class LanguageModel(nn.Module):
         Parameters
         ----------
         folder : str or Path
-            Where it was written.
+            The folder it wrote. A file that is missing, damaged, of another program or
+            of another model is an error.
         device, dtype : optional
-            Of the weights; by default the CPU, and the dtype they were saved in.
-
-        Raises
-        ------
-        ValueError
-            When a file is missing, damaged, of another program or of another model.
+            Of the weights; by default the CPU, and the dtype in the file.
         """
         folder = _as_path(folder)
         _device_of_weights(device, dtype)
@@ -909,7 +873,7 @@ class LanguageModel(nn.Module):
         path = str(folder / "model.safetensors")
         _check_weights(path, weights, model, "as config.json says")
         if {name for name, _ in model.named_buffers()} - {*weights}:
-            # Buffers that no file holds: reset_parameters knows them.
+            # Buffers that are in no file: reset_parameters sets them.
             dtype_of = weights["token_embedding.weight"].dtype
             model = cls(config, device="cpu", dtype=dtype_of)
         model.load_state_dict(weights, assign=True)
@@ -918,12 +882,12 @@ class LanguageModel(nn.Module):
 # %% ../nbs/13_language_model.ipynb #cc5baf55
 #| code-fold: true
 def _check_sampling(temperature, top_k, top_p) -> None:
-    good = is_number(temperature) and temperature >= 0
-    require(good, "temperature", temperature, "a finite number, 0 or more")
-    fits = top_k is None or is_count(top_k)
-    require(fits, "top_k", repr(top_k), "None or a positive integer")
-    fits = top_p is None or (is_number(top_p) and 0 < top_p <= 1)
-    require(fits, "top_p", repr(top_p), "None or a share above 0, up to 1")
+    share = number("a share above 0, up to 1", lambda p: 0 < p <= 1)
+    check(
+        temperature=(temperature, NOT_NEGATIVE),
+        top_k=(top_k, optional(COUNT)),
+        top_p=(top_p, optional(share)),
+    )
 
 
 def next_token_probabilities(
@@ -933,38 +897,34 @@ def next_token_probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> torch.Tensor:
-    """Return the probabilities that the next token is drawn with.
+    """Return the probabilities with which the next token is drawn.
 
     Parameters
     ----------
     logits : torch.Tensor
         Shape (…, V).
     temperature : float
-        Logits are divided by it; at 0 the largest takes all.
+        Divides the logits; at 0 the largest has probability 1.
     top_k : int, optional
-        Only the k most probable tokens stay.
+        Only the k most probable tokens get a probability.
     top_p : float, optional
-        Of these, their probabilities made to sum to 1 again, only the fewest most
-        probable tokens stay whose share is at least p.
+        Of these, renormalised, only the fewest most probable tokens with a share of
+        at least p get one.
 
     Returns
     -------
     torch.Tensor
         Shape (…, V), float32 at least; of equal logits the first counts as larger.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     Source: chapter 13; Holtzman et al. (2020) for ``top_p``.
     """
     _check_sampling(temperature, top_k, top_p)
-    good = isinstance(logits, torch.Tensor) and logits.ndim > 0
-    good = good and logits.shape[-1] > 0
-    _wanted(good, "logits", logits, lambda: "numbers of shape (…, V) with V ≥ 1")
+    fits = isinstance(logits, torch.Tensor) and logits.ndim > 0
+    if not (fits and logits.shape[-1] > 0):
+        want = "numbers of shape (…, V) with V ≥ 1"
+        require(False, "logits", describe(logits), want)
     floating = logits.is_floating_point()
     require(floating, "logits", f"dtype {logits.dtype}", "a floating dtype")
     logits = logits.to(_wide(logits.dtype))
@@ -972,17 +932,17 @@ def next_token_probabilities(
     if temperature == 0:
         return nnf.one_hot(logits.argmax(-1), V).to(logits.dtype)
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-    # The largest becomes 0 first: a low temperature must not make it infinite.
-    # And one below what the dtype can hold would divide by 0.
+    # The largest becomes 0 first, and the temperature no smaller than the smallest
+    # number of the dtype, so that nothing overflows or divides by 0.
     tiny = torch.finfo(ranked.dtype).tiny
     ranked = (ranked - ranked[..., :1]) / max(float(temperature), tiny)
     ranked = ranked[..., : top_k or V].softmax(-1)
     if top_p is not None and top_p < 1:  # a rounded sum reaches 1 too early
-        before = ranked.cumsum(-1) - ranked  # what the more probable ones hold
+        before = ranked.cumsum(-1) - ranked  # the share of the more probable ones
         ranked = ranked.masked_fill((before >= top_p) & (before > 0), 0)
         ranked = ranked / ranked.sum(-1, keepdim=True)
-    kept = order[..., : ranked.shape[-1]]
-    return torch.zeros_like(logits).scatter(-1, kept, ranked)
+    order = order[..., : ranked.shape[-1]]
+    return torch.zeros_like(logits).scatter(-1, order, ranked)
 
 
 def _draw_token(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
@@ -993,19 +953,18 @@ def _draw_token(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 
 # %% ../nbs/13_language_model.ipynb #d29bc52e
 #| code-fold: true
-def _chances(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
+def _uniform(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
     """Numbers from 0 up to 1, shape (B, steps), each row with a seed of its own."""
     if isinstance(seed, list):
         got, want = f"{len(seed)} seeds", f"one for each of {B} sequences"
         require(len(seed) == B, "seed", got, want)
-        places = [(own, 0) for own in seed]
+        seeds = [(own, 0) for own in seed]
     else:
-        want = "an integer, or a list of them"
-        require(is_integer(seed), "seed", repr(seed), want)
-        places = [(seed, b) for b in range(B)]
+        check(seed=(seed, (is_integer, "an integer, or a list of them")))
+        seeds = [(seed, b) for b in range(B)]
     wide = torch.float32 if device.type == "mps" else torch.float64
     drawn = torch.empty(B, steps, dtype=wide, device="cpu")
-    for row, (own, b) in zip(drawn, places):
+    for row, (own, b) in zip(drawn, seeds):
         _check_seed(own)
         generator = torch.Generator().manual_seed(_seed_of(own, f"sequence {b}"))
         row.copy_(torch.rand(steps, generator=generator, dtype=wide, device="cpu"))
@@ -1036,8 +995,8 @@ def _checksum(weights: dict[str, torch.Tensor]) -> str:
 
 
 def _as_path(folder: str | Path) -> Path:
-    good = isinstance(folder, str | Path)
-    require(good, "folder", type(folder).__name__, "a path")
+    kind = type(folder).__name__
+    require(isinstance(folder, str | Path), "folder", kind, "a path")
     require(folder != "", "folder", "''", "a path; the current folder is '.'")
     return Path(folder)
 
@@ -1045,14 +1004,13 @@ def _as_path(folder: str | Path) -> Path:
 def _check_weights(
     argument: str, weights: dict, model: nn.Module, why: str
 ) -> None:
-    """Whether weights have the names and shapes of a model's, and dtypes to compute
-    in."""
+    """Check names and shapes of weights against a model's, and their dtypes."""
     want = {name: tuple(w.shape) for name, w in model.state_dict().items()}
     got = {name: tuple(w.shape) for name, w in weights.items()}
     wrong = [n for n in {**want, **got} if want.get(n) != got.get(n)][:1]
-    what = lambda sizes: f"{wrong[0]} {sizes.get(wrong[0], 'missing')}"
+    show = lambda shapes: f"{wrong[0]} {shapes.get(wrong[0], 'missing')}"
     if wrong:
-        require(False, argument, what(got), f"{what(want)}, {why}")
+        require(False, argument, show(got), f"{show(want)}, {why}")
     for name, weight in weights.items():
         _check_dtype(argument, f"{name} of {weight.dtype}", weight.dtype)
 
@@ -1060,14 +1018,14 @@ def _check_weights(
 def _read_files(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     path, want = folder / "config.json", "a folder from save_pretrained"
     require(path.is_file(), str(folder), "no config.json in it", want)
-    found = read_json(path, "what save_pretrained wrote")
-    ours = isinstance(found, dict) and found.pop("format", None) == _FORMAT
+    entries = read_json(path, "what save_pretrained wrote")
+    own = isinstance(entries, dict) and entries.pop("format", None) == _FORMAT
     want = f'"format": "{_FORMAT}"'
-    require(ours, str(path), "the file of another program or version", want)
+    require(own, str(path), "the file of another program or version", want)
     saved, weights = _read_weights(folder)
-    _check_counts(path, found, weights)
+    _check_counts(path, entries, weights)
     try:
-        config = ModelConfig.from_dict(found)
+        config = ModelConfig.from_dict(entries)
     except (RecursionError, TypeError, ValueError) as error:
         require(False, str(path), str(error), "what save_pretrained wrote")
     path = folder / "model.safetensors"
@@ -1077,13 +1035,13 @@ def _read_files(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     return config, weights
 
 
-def _check_counts(path: Path, found: dict, weights: dict) -> None:
-    """Whether there can be weights for all blocks and rounds: to build billions, and
-    miss their weights then, would take for ever."""
-    overrides = found.get("overrides")
+def _check_counts(path: Path, entries: dict, weights: dict) -> None:
+    """Check that blocks and rounds are no more than the weights, before they are
+    built: billions would take for ever."""
+    overrides = entries.get("overrides")
     changes = overrides.values() if isinstance(overrides, dict) else ()
     changes = [part for part in changes if isinstance(part, dict)]
-    for layer in (found, *(found | part for part in changes)):
+    for layer in (entries, *(entries | part for part in changes)):
         counts = {"n_layers": layer.get("n_layers")}
         inner = layer.get("attention_options")
         if layer.get("attention") == "boosted" and isinstance(inner, dict):
@@ -1095,7 +1053,7 @@ def _check_counts(path: Path, found: dict, weights: dict) -> None:
 
 
 def _read_weights(folder: Path) -> tuple[object, dict[str, torch.Tensor]]:
-    """The config in the file of the weights, and these."""
+    """The config in the file of the weights, and the weights."""
     check_packages("train", "safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -1113,17 +1071,16 @@ def _read_weights(folder: Path) -> tuple[object, dict[str, torch.Tensor]]:
         facts = json.loads(metadata.get("gbattn", "null"))
     except (RecursionError, ValueError) as error:
         require(False, str(path), f"a damaged file (its metadata: {error})", want)
-    ours = isinstance(facts, dict) and facts.get("format") == _FORMAT
-    require(ours, str(path), "the file of another program or version", want)
+    own = isinstance(facts, dict) and facts.get("format") == _FORMAT
+    require(own, str(path), "the file of another program or version", want)
     whole = facts.get("sha256") == _checksum(weights)
     require(whole, str(path), "weights that do not add up to their checksum", want)
     return facts.get("config"), weights
 
 # %% ../nbs/13_language_model.ipynb #cf58a870
 class ParameterCount(NamedTuple):
-    """``total`` numbers that are learned, of them ``embeddings``: in the tables of
-    tokens and positions and in a head that is not tied; and the ``non_embedding``
-    rest."""
+    """The ``total`` of learned numbers: ``embeddings``, in the tables of tokens and
+    positions and in an untied head, and ``non_embedding``, the others."""
 
     total: int
     embeddings: int
@@ -1131,17 +1088,7 @@ class ParameterCount(NamedTuple):
 
 
 def parameter_count(config: ModelConfig) -> ParameterCount:
-    """Count the parameters of a model without making it.
-
-    Parameters
-    ----------
-    config : ModelConfig
-        The model's shape.
-
-    Returns
-    -------
-    ParameterCount
-        Tied tables count once.
+    """Count the parameters of a model, tied tables once, without memory for them.
 
     Notes
     -----
@@ -1166,7 +1113,7 @@ def model_cost(
     count_masked: bool = True,
     itemsize: int = 4,
 ) -> Cost:
-    """Return what one pass through a model costs, by count.
+    """Return the cost of one forward pass of a model, by count.
 
     Parameters
     ----------
@@ -1179,7 +1126,7 @@ def model_cost(
     past : int
         Tokens in a cache, before the T.
     count_masked : bool
-        Whether scores that causality hides count, as torch counts.
+        Whether masked scores count, as torch counts.
     itemsize : int
         Bytes of a number.
 
@@ -1188,11 +1135,6 @@ def model_cost(
     gbattn.cost.Cost
         FLOPs of all matrix products, those that torch counts. Bytes moved and saved
         are those of attention and linear layers alone, so less than all.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -1209,7 +1151,7 @@ def model_cost(
             sizes = linear.in_features, linear.out_features, batch_size * T
             biased = linear.bias is not None
             cost += linear_cost(*sizes, bias=biased, itemsize=itemsize)
-        if len(list(block.ffn.children())) == 3:  # two read, and keep, one input
+        if len(list(block.ffn.children())) == 3:  # two read, and save, one input
             once = batch_size * T * config.d_model * itemsize
             cost = replace(cost, saved_bytes=cost.saved_bytes - once)
     D, V = config.d_model, config.vocab_size

@@ -19,11 +19,17 @@ import torch
 from torch import nn
 
 from gbattn.conventions import (
+    COUNT,
+    FLAG,
+    NOT_NEGATIVE,
+    check,
     check_flag,
+    check_mask,
     check_packages,
     check_tensors,
-    is_count,
-    is_number,
+    number,
+    one_of,
+    optional,
     require,
 )
 
@@ -31,38 +37,35 @@ from gbattn.conventions import (
 MODES = ("accurate", "fast")
 
 
+_RCOND = optional(number("a number from 0 up to 1", lambda x: 0 <= x < 1))
+
+
 def _check_options(ridge: float, rcond: float | None, mode: str) -> None:
-    known = isinstance(mode, str) and mode in MODES
-    require(known, "mode", repr(mode), "'accurate' or 'fast'")
-    fits = is_number(ridge) and ridge >= 0
-    require(fits, "ridge", repr(ridge), "a finite number that is not negative")
-    fits = rcond is None or (is_number(rcond) and 0 <= rcond < 1)
-    require(fits, "rcond", repr(rcond), "None or a number from 0 up to 1")
+    mode_rule = one_of(*MODES)
+    check(
+        mode=(mode, mode_rule), ridge=(ridge, NOT_NEGATIVE), rcond=(rcond, _RCOND)
+    )
 
 
 def _check_regression(**tensors: torch.Tensor) -> dict[str, int]:
+    want = "torch.float32 or torch.float64, as factorisations need"
     for name, tensor in tensors.items():
         dtype = getattr(tensor, "dtype", None)
-        factorable = not getattr(dtype, "is_floating_point", False) or dtype in (
-            torch.float32,
-            torch.float64,
-        )
-        wanted = "torch.float32 or torch.float64, as factorisations need"
-        require(factorable, name, f"dtype {dtype}", wanted)
+        half = dtype in (torch.float16, torch.bfloat16)
+        require(not half, name, f"dtype {dtype}", want)
     return check_tensors(finite=True, **tensors)
 
 
 def full_precision(X: torch.Tensor):
-    """Autocast would hand the products of a factorisation, or a long sum, to half
-    precision."""
+    """The context in which autocast leaves the precision of X alone."""
     kind = X.device.type
-    if kind == "meta":  # has none; to ask torch which have would stop its compiler
+    if kind == "meta":  # without autocast; a query of torch would stop its compiler
         return nullcontext()
     return torch.autocast(kind, enabled=False)
 
 
 def _outside_the_library() -> int:
-    """The stack level of the first caller that is not of this library, for warnings."""
+    """The stack level, for warnings, of the first caller outside the library."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("gbattn"):
         level, frame = level + 1, frame.f_back
@@ -77,7 +80,8 @@ def _exponents(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _power_of_two(X: torch.Tensor) -> torch.Tensor:
-    """A power of two near the largest entry, shape (…, 1, 1): X over it squares safely."""
+    """A power of two near the largest entry, shape (…, 1, 1); the square of X divided
+    by it cannot overflow."""
     largest = torch.linalg.vector_norm(
         X.detach(), math.inf, dim=(-2, -1), keepdim=True
     )
@@ -92,9 +96,9 @@ def _spectrum_of_gram(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def triangular_factor(A: torch.Tensor) -> torch.Tensor:
-    """The R of A = QR. Only the form with Q can be differentiated, so Q is made
-    when a gradient is wanted."""
+    """The R of A = QR, differentiable where A requires a gradient."""
     wants_gradient = torch.is_grad_enabled() and A.requires_grad
+    # Only the form with Q has a derivative.
     return torch.linalg.qr(A, mode="reduced" if wants_gradient else "r").R
 
 
@@ -107,8 +111,8 @@ def _inverse_lengths(
     if rcond is None:
         rcond = max(n, d) * eps if mode == "accurate" else math.sqrt(d * eps)
     length = torch.hypot(singular, singular.new_tensor(math.sqrt(ridge)))
-    keep = length > rcond * length[..., :1]
-    rank = keep.sum(-1)
+    in_use = length > rcond * length[..., :1]
+    rank = in_use.sum(-1)
     if bool((rank < d).any()):
         warnings.warn(
             f"X: rank {int(rank.min())} of d = {d} at rcond = {rcond:.1e}; the directions below the threshold "
@@ -116,7 +120,7 @@ def _inverse_lengths(
             np.exceptions.RankWarning,
             stacklevel=_outside_the_library(),
         )
-    return torch.where(keep, 1 / length.where(keep, 1), 0)
+    return torch.where(in_use, 1 / length.where(in_use, 1), 0)
 
 # %% ../nbs/01_least_squares.ipynb #12015aac
 def whiten(
@@ -134,10 +138,10 @@ def whiten(
     X : torch.Tensor
         Features, shape (…, n, d), float32 or float64.
     rcond : float, optional
-        Directions whose singular value is at most `rcond` times the largest are
+        Directions with a singular value of at most `rcond` times the largest are
         left out (their column of L is zero). Default: ``max(n, d)`` times the
         machine epsilon, as in NumPy's ``lstsq``; in fast mode ``sqrt(d *
-        epsilon)``, since XᵀX knows the singular values only by their squares.
+        epsilon)``, since XᵀX holds the squares of the singular values.
     ridge : float
         Added to the diagonal of XᵀX.
     mode : {"accurate", "fast"}
@@ -149,21 +153,15 @@ def whiten(
     torch.Tensor
         L, shape (…, d, d), in the order of falling singular values.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Warns
     -----
     RankWarning
-        When a direction was left out: the solution is then the one of minimum norm.
+        When a direction is left out: the solution is then that of minimum norm.
 
     Notes
     -----
     L has no gradient where singular values coincide; `least_squares` has. Source:
-    Definition "Whitening" of chapter 1; the construction is that of Tan and Zhao
-    (2026).
+    Definition "Whitening" of chapter 1; Tan and Zhao (2026).
     """
     _check_options(ridge, rcond, mode)
     n, d = (_check_regression(X=X)[letter] for letter in "nd")
@@ -174,10 +172,8 @@ def whiten(
             singular = singular * unit[..., 0]
         else:
             _, singular, Ut = torch.linalg.svd(triangular_factor(X))
-            singular, U = (
-                nn.functional.pad(singular, (0, d - singular.shape[-1])),
-                Ut.mT,
-            )
+            singular = nn.functional.pad(singular, (0, d - singular.shape[-1]))
+            U = Ut.mT
         return U * _inverse_lengths(singular, n, ridge, rcond, mode)[..., None, :]
 
 # %% ../nbs/01_least_squares.ipynb #d9165b4e
@@ -193,23 +189,16 @@ def hat_matrix(
     rcond : float, optional
         Threshold for directions that count as zero; see `whiten`.
     ridge : float
-        Added to the diagonal of XᵀX. With a positive ridge H shrinks and is no
-        projection.
+        Added to the diagonal of XᵀX; if it is positive, H is no projection.
 
     Returns
     -------
     torch.Tensor
         H, shape (…, n, n).
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
-    Forms an n × n matrix: made to be looked at. Source: Theorem "Scores of whitened
-    rows are the hat matrix" of chapter 1.
+    Source: Theorem "Scores of whitened rows are the hat matrix" of chapter 1.
     """
     L = whiten(X, rcond, ridge=ridge)
     with full_precision(X):
@@ -223,32 +212,22 @@ def _check_attention(
     sizes = check_tensors(q=q, k=k, v=v)
     T, S = sizes["T"], sizes["S"]
     check_flag("causal", causal)
-    # A size is formatted only where the sentence is said: see `check_tensors`.
     if causal and S < T:
         want = "at least as many keys as queries when causal"
         require(False, "k", f"S = {S} keys for T = {T} queries", want)
     if mask is not None:
-        boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
-        got = f"dtype {getattr(mask, 'dtype', type(mask).__name__)}"
-        require(boolean, "mask", got, "torch.bool, True = may attend")
+        check_mask(mask, (*q.shape[:-2], T, S))
         got = f"device {mask.device}"
         require(mask.device == q.device, "mask", got, f"{q.device}, as q")
-        shape, full = tuple(mask.shape), (*q.shape[:-2], T, S)
-        fits = 0 < len(shape) <= len(full)
-        fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], full[::-1]))
-        if not fits:
-            want = f"one that broadcasts to (…, T, S) = {full}"
-            require(False, "mask", f"shape {shape}", want)
     return T, S
 
 # %% ../nbs/01_least_squares.ipynb #c9133986
 #| code-fold: true
 def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
-    """Each query reads the keys up to its own; the last query stands at the last
-    key.
+    """Causal attention whose last query is aligned with the last key.
 
-    Segments follow each other, so that what is alive fits the cache; the chunks of
-    a segment run side by side.
+    Segments run one after the other, so that their tensors fit the cache; the
+    chunks of a segment run in parallel.
     """
     past = k.shape[-2] - q.shape[-2]
     memory = k[..., :past, :].mT @ v[..., :past, :]  # (…, K, Kv)
@@ -256,7 +235,7 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     outputs = []
     for qs, ks, vs in zip(*(x.split(segment, dim=-2) for x in (q, k, v))):
         length = qs.shape[-2]
-        shape = -(-length // chunk), chunk  # by itself a compiler may not find it
+        shape = -(-length // chunk), chunk  # a compiler may not infer it
         missing = math.prod(shape) - length
         qs, ks, vs = (
             nn.functional.pad(x, (0, 0, 0, missing)).unflatten(-2, shape)
@@ -282,8 +261,8 @@ def linear_attention(
     zero.
 
     Without a mask, or with one that is the same for all queries, this computes q
-    (kᵀ v): linear in T and S, and no T × S matrix. The causal form works in chunks
-    and is linear too.
+    (kᵀ v): linear in T and S, without a T × S matrix. The causal form works in
+    chunks and is linear, too.
 
     Parameters
     ----------
@@ -291,24 +270,17 @@ def linear_attention(
         Queries (…, T, K), keys (…, S, K) and values (…, S, Kv), of one floating
         dtype.
     causal : bool
-        Whether query t may read only keys up to its own. The last query is aligned
-        with the last key, so T < S means that the first S − T keys are a past that
-        all queries may read.
+        Whether query t may attend only to keys up to its own. The last query is
+        aligned with the last key, so all queries may attend to the first S − T.
     mask : torch.Tensor, optional
-        Boolean, broadcastable to (…, T, S); True = may attend. A mask (…, 1, S)
-        keeps the cost linear, one that differs between queries forms the T × S
-        scores.
+        Boolean, broadcastable to (…, T, S); True = may attend. With a mask that
+        differs between queries the T × S scores are formed.
 
     Returns
     -------
     torch.Tensor
-        Shape (…, T, Kv). A query that may attend to nothing gets zeros. What a mask
-        hides must still be finite, except under a mask (…, 1, S).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
+        Shape (…, T, Kv). A query that may attend to nothing gets zeros. Masked keys
+        and values must be finite, except under a mask (…, 1, S).
 
     Notes
     -----
@@ -316,19 +288,17 @@ def linear_attention(
     al. (2020).
     """
     T, S = _check_attention(q, k, v, causal, mask)
-    # In float32 at least: in half precision scores overflow and long sums go deaf.
+    # In float32 at least: in half precision scores overflow and long sums stagnate.
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.to(wide) for x in (q, k, v))
     with full_precision(q):
         if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
             scores = (q @ k.mT).masked_fill(~mask, 0)  # (…, T, S)
             return ((scores.tril(S - T) if causal else scores) @ v).to(dtype)
-        if mask is not None:  # the same for every query: a key that says nothing
+        if mask is not None:  # the same for every query: a masked key adds zero
             hidden = ~mask.reshape(*mask.shape[:-2], mask.shape[-1], 1)
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        if (
-            causal and T > 1
-        ):  # a lone query stands at the last key and reads them all
+        if causal and T > 1:  # a single query attends to all keys
             return _causal(q, k, v).to(dtype)
         return (q @ (k.mT @ v)).to(dtype)
 
@@ -341,14 +311,13 @@ def _check_intercept_and_weights(
         if not bool((weights >= 0).all()):  # an empty batch has no smallest entry
             got = f"a smallest entry of {weights.min():.3g}"
             require(False, "weights", got, "entries that are not negative")
-        some = bool((weights > 0).any(-1).all())
-        require(some, "weights", "zeros only", "a positive entry")
+        positive = bool((weights > 0).any(-1).all())
+        require(positive, "weights", "zeros only", "a positive entry")
 
 # %% ../nbs/01_least_squares.ipynb #4db7949a
 #| code-fold: true
 class Fit(NamedTuple):
-    """A least-squares fit, factored as attention reads it: prediction = (X_query −
-    x_mean) L M + y_mean.
+    """A least-squares fit: prediction = (X_query − x_mean) L M + y_mean.
 
     ``whitening`` is L, shape (…, d, d); ``memory`` is M = (X L)ᵀ W Y, shape (…, d,
     c); the means are zero without an intercept, shapes (…, 1, d) and (…, 1, c).
@@ -361,7 +330,7 @@ class Fit(NamedTuple):
 
     @property
     def rank(self) -> torch.Tensor:
-        """How many directions are in use, shape (…)."""
+        """The number of directions in use, shape (…)."""
         return self.whitening.any(dim=-2).sum(-1)
 
     @property
@@ -371,16 +340,13 @@ class Fit(NamedTuple):
             return self.whitening @ self.memory
 
     def predict(self, X_query: torch.Tensor) -> torch.Tensor:
-        """Predict for the rows of X_query (…, m, d): one read of the memory, (…, m, c)."""
-        d = _check_regression(X_query=X_query)["d"]
-        mine = (
-            self.x_mean.shape[-1],
-            self.x_mean.dtype,
-            tuple(self.x_mean.shape[:-2]),
+        """Return the predictions (…, m, c) for the rows of X_query (…, m, d)."""
+        _check_regression(X_query=X_query)
+        got, want = (
+            f"d = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
+            for x in (X_query, self.x_mean)
         )
-        theirs = (d, X_query.dtype, tuple(X_query.shape[:-2]))
-        got, wanted = (f"d = {d}, {t}, batch {b}" for d, t, b in (theirs, mine))
-        require(theirs == mine, "X_query", got, f"{wanted}, as in the context")
+        require(got == want, "X_query", got, f"{want}, as in the context")
         with full_precision(X_query):
             return (X_query - self.x_mean) @ self.coefficients + self.y_mean
 
@@ -388,7 +354,7 @@ class Fit(NamedTuple):
 def _blocks(
     X, Y, weights, means, rows: int = 8192
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield XᵀW, X and Y in centred blocks that fit the cache; no copy is made."""
+    """Yield XᵀW, X and Y in centred blocks that fit the cache."""
     for start in range(0, X.shape[-2], rows):
         x, y = X[..., start : start + rows, :], Y[..., start : start + rows, :]
         if means is not None:
@@ -412,7 +378,7 @@ def _mean(A, share) -> torch.Tensor:
 
 
 def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
-    """What the normal equations still lack: XᵀW r − ridge·β, r being the residual."""
+    """The residual of the normal equations, XᵀW r − ridge·β with r = Y − Xβ."""
     missed = -ridge * coefficients
     for xw, x, y in _blocks(X, Y, weights, means):
         missed = missed + xw @ (y - x @ coefficients)
@@ -420,8 +386,8 @@ def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """Hand on what comes, and refuse to be differentiated twice: a solution that
-    enters as a constant has right first derivatives and wrong second ones."""
+    """The identity, with an error in place of a second derivative: of a solution that
+    enters as a constant only the first derivatives are right."""
 
     generate_vmap_rule = True
 
@@ -441,7 +407,7 @@ class _Once(torch.autograd.Function):
 
 
 def _read_fast(X, Y, weights, means, ridge, rcond):
-    """L and M from XᵀX, read block by block, in units in which it cannot overflow."""
+    """L and M from XᵀX, summed over blocks, in units in which it cannot overflow."""
     unit = _power_of_two(X)
     gram, cross = 0, 0
     for xw, x, y in _blocks(X, Y, weights, means):
@@ -462,12 +428,12 @@ def _read_accurately(X, Y, weights, means, ridge, rcond):
         both = both * weights.sqrt()[..., None]
     R = triangular_factor(both)[..., : min(n, d), :]
     W, singular, Ut = torch.linalg.svd(R[..., :d])
-    seen = singular[..., None] * (W.mT @ R[..., d:])  # UᵀXᵀWY
-    unseen = d - W.shape[-1]  # directions that n < d rows cannot show
-    singular = nn.functional.pad(singular, (0, unseen))
-    seen = nn.functional.pad(seen, (0, 0, 0, unseen))
+    cross = singular[..., None] * (W.mT @ R[..., d:])  # UᵀXᵀWY
+    missing = d - W.shape[-1]  # directions beyond the n < d rows
+    singular = nn.functional.pad(singular, (0, missing))
+    cross = nn.functional.pad(cross, (0, 0, 0, missing))
     inverse = _inverse_lengths(singular, n, ridge, rcond, "accurate")
-    return Ut.mT * inverse[..., None, :], inverse[..., None] * seen
+    return Ut.mT * inverse[..., None, :], inverse[..., None] * cross
 
 # %% ../nbs/01_least_squares.ipynb #f4c5b0a0
 def least_squares(
@@ -498,36 +464,30 @@ def least_squares(
         Threshold for directions that count as zero; see `whiten`.
     mode : {"accurate", "fast"}
         ``accurate`` factorises [X Y] = QR and has the error of LAPACK's solvers.
-        ``fast`` reads the data in blocks into XᵀX and then looks at the residual
-        once more: several times quicker for n much larger than d, and typically as
-        accurate while the condition number stays below about 10⁵ in float64.
+        ``fast`` forms XᵀX and refines the solution once: several times faster for n
+        much larger than d, and typically as accurate up to a condition number of
+        about 10⁵ in float64.
 
     Returns
     -------
     Fit
         Whitening, memory, means and rank; `Fit.predict` and `Fit.coefficients`.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Warns
     -----
     RankWarning
-        When X has not full column rank: the solution is then the one of minimum
-        norm.
+        When X has not full column rank: the solution is then that of minimum norm.
 
     Notes
     -----
-    Source: Propositions "Least squares in context" and "Weights and ridge in
-    context" of chapter 1. The second look is iterative refinement, Björck (1996),
-    section 6.6. First derivatives are those of the solution. Where X has full rank,
-    the whitening carries none and second derivatives are refused.
+    First derivatives are those of the solution. Where X has full rank, the whitening
+    has none, and a second derivative raises `NotImplementedError`. Source:
+    Propositions "Least squares in context" and "Weights and ridge in context" of
+    chapter 1; iterative refinement, Björck (1996), section 6.6.
     """
     _check_options(ridge, rcond, mode)
-    given = {"X": X, "Y": Y} | ({} if weights is None else {"weights": weights})
-    _check_regression(**given)
+    tensors = {"X": X, "Y": Y} | ({} if weights is None else {"weights": weights})
+    _check_regression(**tensors)
     _check_intercept_and_weights(intercept, weights)
     read = _read_fast if mode == "fast" else _read_accurately
     with full_precision(X):
@@ -539,15 +499,14 @@ def least_squares(
             means = tuple(_mean(A, share) for A in (X, Y))
         with torch.no_grad():
             L, M = read(X, Y, weights, means, ridge, rcond)
-        wants_gradient = torch.is_grad_enabled() and any(
-            A.requires_grad for A in given.values()
-        )
+        wants_gradient = any(A.requires_grad for A in tensors.values())
+        wants_gradient = wants_gradient and torch.is_grad_enabled()
         if wants_gradient and not bool(L.any(dim=-2).all()):  # minimum norm
             L, M = read(X, Y, weights, means, ridge, rcond)
         elif wants_gradient or mode == "fast":
-            # A second look. It mends what XᵀX lost; and it carries the gradient, which L
-            # could not where singular values coincide.
-            X, Y, *rest = (_Once.apply(A, False) for A in given.values())
+            # One step of refinement. It restores the digits that XᵀX lost, and it has a
+            # gradient where singular values coincide, where L has none.
+            X, Y, *rest = (_Once.apply(A, False) for A in tensors.values())
             weights = rest[0] if rest else None
             M = M + L.mT @ _missed(X, Y, weights, means, ridge, L @ M)
     x_mean, y_mean = means or (torch.zeros_like(A[..., :1, :]) for A in (X, Y))
@@ -572,7 +531,7 @@ class OLSAttention(nn.Module):
     Notes
     -----
     `from_data` sets the weights to the least-squares fit of one data set;
-    `in_context` fits whatever it is shown. Source: Theorem "One pass is the
+    `in_context` fits the context it is given. Source: Theorem "One pass is the
     projection" of chapter 1; Tan and Zhao (2026).
     """
 
@@ -586,8 +545,7 @@ class OLSAttention(nn.Module):
         device=None,
     ):
         super().__init__()
-        for name, size in (("n_features", n_features), ("n_outputs", n_outputs)):
-            require(is_count(size), name, repr(size), "a positive integer")
+        check(n_features=(n_features, COUNT), n_outputs=(n_outputs, COUNT))
         d = n_features
         options = dict(generator=generator, dtype=dtype)
         options["device"] = getattr(generator, "device", device)
@@ -622,15 +580,10 @@ class OLSAttention(nn.Module):
         -------
         OLSAttention
             With W_Q = W_K = W_V = L and W_P = Lᵀ Xᵀ Y.
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
         """
         fit = least_squares(X, Y, rcond=rcond, mode=mode)
-        wanted = "(n, d): the weights hold one data set"
-        require(X.ndim == 2, "X", f"shape {tuple(X.shape)}", wanted)
+        want = "(n, d): the weights hold one data set"
+        require(X.ndim == 2, "X", f"shape {tuple(X.shape)}", want)
         layer = cls(X.shape[-1], Y.shape[-1], dtype=X.dtype, device=X.device)
         L, P = fit.whitening, fit.memory
         with torch.no_grad():
@@ -639,32 +592,23 @@ class OLSAttention(nn.Module):
         return layer
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (…, n, c) for rows X (…, n, d): every row reads every
-        row."""
+        """Return the outputs (…, n, c) for rows X (…, n, d), all of which attend to
+        all."""
         check_tensors(X=X)
         d, dtype = self.W_Q.shape[0], self.W_Q.dtype
-        got, wanted = (
-            f"d = {X.shape[-1]} features",
-            f"d = {d}, as the layer was built for",
-        )
-        require(X.shape[-1] == d, "X", got, wanted)
-        require(
-            X.dtype == dtype,
-            "X",
-            f"dtype {X.dtype}",
-            f"{dtype}, as the weights have",
-        )
+        if X.shape[-1] != d:
+            got, want = f"d = {X.shape[-1]} features", f"d = {d}, as the layer has"
+            require(False, "X", got, want)
+        want = f"{dtype}, as the weights have"
+        require(X.dtype == dtype, "X", f"dtype {X.dtype}", want)
         return linear_attention(X @ self.W_Q, X @ self.W_K, X @ self.W_V) @ self.W_P
 
     @staticmethod
     def in_context(
         X: torch.Tensor, Y: torch.Tensor, X_query: torch.Tensor, **options
     ) -> torch.Tensor:
-        """Return the least-squares predictions (…, m, c) for X_query (…, m, d) from
-        the context X, Y.
-
-        Computes (X_query L)(X L)ᵀ Y, the whitening L being that of the context. No
-        weights are involved.
+        """Return the least-squares predictions (X_query L)(X L)ᵀ Y, shape (…, m, c),
+        with the whitening L of the context and without the weights of a layer.
 
         Parameters
         ----------
@@ -673,13 +617,7 @@ class OLSAttention(nn.Module):
         X_query : torch.Tensor
             Rows to predict, (…, m, d).
         **options
-            ``intercept``, ``weights``, ``ridge``, ``rcond``, ``mode``: see
-            `least_squares`.
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
+            Those of `least_squares`.
 
         Notes
         -----
@@ -690,8 +628,8 @@ class OLSAttention(nn.Module):
 
 # %% ../nbs/01_least_squares.ipynb #9adac7d5
 def _estimator() -> type:
-    """Define LeastSquares when it is first asked for, so that importing a layer
-    never loads scikit-learn."""
+    """Define LeastSquares on first use, so that the module does not load
+    scikit-learn."""
     check_packages("estimators", "sklearn")
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
     from sklearn.utils.validation import (
@@ -701,8 +639,8 @@ def _estimator() -> type:
     )
 
     class LeastSquares(MultiOutputMixin, RegressorMixin, BaseEstimator):
-        """Least squares as a scikit-learn estimator: `fit` reads the context,
-        `predict` is one in-context pass.
+        """Least squares as a scikit-learn estimator, with the predictions of
+        `OLSAttention.in_context`.
 
         Parameters
         ----------
@@ -725,12 +663,11 @@ def _estimator() -> type:
         rank_ : int
             Number of directions in use.
         n_features_in_ : int
-            Number of features seen by `fit`.
+            Number of features of the data that was fitted.
 
         Notes
         -----
-        Source: chapter 1, section "Real data". The same predictions as
-        `OLSAttention.in_context`.
+        Source: chapter 1, section "Real data".
         """
 
         def __init__(
@@ -754,37 +691,25 @@ def _estimator() -> type:
             sample_weight : array-like, optional
                 Weight of each row, shape (n_samples,), not negative.
             """
-            check_flag("fit_intercept", self.fit_intercept)
-            X, y = validate_data(
-                self,
-                X,
-                y,
-                dtype=[np.float64, np.float32],
-                multi_output=True,
-                y_numeric=True,
-            )
+            check(fit_intercept=(self.fit_intercept, FLAG))
+            kinds = dict(dtype=[np.float64, np.float32], y_numeric=True)
+            X, y = validate_data(self, X, y, multi_output=True, **kinds)
             finite = bool(abs(y).max() <= np.finfo(X.dtype).max)
-            require(
-                finite,
-                "y",
-                f"values beyond {X.dtype}",
-                f"finite {X.dtype}, as X has",
-            )
+            got, want = f"values beyond {X.dtype}", f"finite {X.dtype}, as X has"
+            require(finite, "y", got, want)
             Y = y.astype(X.dtype, copy=False).reshape(len(y), -1)
             arrays = {"X": X, "Y": Y}
             if sample_weight is not None:
                 w = _check_sample_weight(sample_weight, X, dtype=X.dtype)
                 positive = bool(w.min() >= 0 and w.max() > 0)
-                wanted = "entries that are not negative, and one that is positive"
+                want = "entries that are not negative, and one that is positive"
                 got = f"entries from {w.min():.3g} to {w.max():.3g}"
-                require(positive, "sample_weight", got, wanted)
+                require(positive, "sample_weight", got, want)
                 arrays["weights"] = w
             with (
                 warnings.catch_warnings()
             ):  # of read-only arrays; nothing here writes
-                warnings.filterwarnings(
-                    "ignore", "The given NumPy array is not writable"
-                )
+                warnings.filterwarnings("ignore", ".* array is not writable")
                 tensors = {
                     name: torch.from_numpy(a.copy() if min(a.strides) < 0 else a)
                     for name, a in arrays.items()
@@ -803,15 +728,13 @@ def _estimator() -> type:
             return self
 
         def predict(self, X):
-            """Predict targets for features X (n_samples, n_features); return
+            """Return the predictions for features X (n_samples, n_features), shape
             (n_samples,) or (n_samples, n_outputs)."""
             check_is_fitted(self)
             X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
             return X @ self.coef_.T + self.intercept_
 
-    LeastSquares.__qualname__ = (
-        "LeastSquares"  # a name of the module, as pickle expects
-    )
+    LeastSquares.__qualname__ = "LeastSquares"  # of the module, for pickle
     return LeastSquares
 
 

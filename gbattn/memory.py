@@ -12,10 +12,16 @@ import torch
 from torch import nn
 
 from gbattn.conventions import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    check,
     check_flag,
     check_tensors,
-    is_count,
-    is_number,
+    instance,
+    number,
+    one_of,
+    optional,
     require,
 )
 from .least_squares import full_precision, least_squares, triangular_factor
@@ -26,67 +32,62 @@ RULES = ("hebb", "delta", "recursive_least_squares")
 # %% ../nbs/02_memory.ipynb #6e3c5911
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
-    seen = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
-    return memory + k.mT @ v, seen
+    outputs = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
+    return memory + k.mT @ v, outputs
 
 
 def _delta(memory, k, v, q, diagonal, rate):
     """Correct: one gradient step a token. The memory is M."""
     eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
     system = eye + rate * (k @ k.mT).tril(-1)
-    missed = rate * (v - k @ memory)
-    u = torch.linalg.solve_triangular(
-        system, missed, upper=False, unitriangular=True
-    )
+    step = rate * (v - k @ memory)
+    u = torch.linalg.solve_triangular(system, step, upper=False, unitriangular=True)
     return _hebb(memory, k, u, q, diagonal, rate)
 
 
 def _solve(triangle, k, v, q, diagonal, rate):
     """Solve: recursive least squares. The memory is the triangle [R z] of [K V]."""
-    K, seen = k.shape[-1], None
+    K, outputs = k.shape[-1], None
     R, z = triangle[..., :K], triangle[..., K:]
     if q is not None:
         k_white, q_white = (
             torch.linalg.solve_triangular(R, x, upper=True, left=False)
             for x in (k, q)
         )
-        news_size = k_white.square().sum(-1)
-        if k.shape[-2] > 1 and not bool((news_size < 100).all()):
-            # Keys that are nearly all news cancel digits below; one at a time they do not.
-            reads = []
+        leverage = k_white.square().sum(-1)
+        if k.shape[-2] > 1 and not bool((leverage < 100).all()):
+            # In the form below keys of high leverage cancel digits; singly they do not.
+            outputs = []
             for t in range(k.shape[-2]):
                 one = (x[..., t : t + 1, :] for x in (k, v, q))
-                triangle, read = _solve(triangle, *one, diagonal, rate)
-                reads.append(read)
-            return triangle, torch.cat(reads, dim=-2)
+                triangle, output = _solve(triangle, *one, diagonal, rate)
+                outputs.append(output)
+            return triangle, torch.cat(outputs, dim=-2)
         if k.shape[-2] > 1:
             eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
             E = torch.linalg.cholesky(eye + k_white @ k_white.mT)
-            news = torch.linalg.solve_triangular(E, v - k_white @ z, upper=False)
-            gains = torch.linalg.solve_triangular(
-                E, k_white @ q_white.mT, upper=False
-            )
-            seen = q_white @ z + gains.mT.tril(diagonal) @ news
+            into = lambda x: torch.linalg.solve_triangular(E, x, upper=False)
+            innovations, gains = into(v - k_white @ z), into(k_white @ q_white.mT)
+            outputs = q_white @ z + gains.mT.tril(diagonal) @ innovations
     rows = torch.cat([triangle, torch.cat([k, v], dim=-1)], dim=-2)
     after = triangular_factor(rows)[..., :K, :]
     if q is not None and k.shape[-2] == 1:
         R, z = (triangle if diagonal else after).split((K, v.shape[-1]), dim=-1)
-        seen = torch.linalg.solve_triangular(R, q, upper=True, left=False) @ z
-    return after, seen
+        outputs = torch.linalg.solve_triangular(R, q, upper=True, left=False) @ z
+    return after, outputs
 
 
-def _held_up(triangle, scale: float):
-    """The triangle with no diagonal entry of R so small that to solve with it
-    overflows: what faded away is zero, and is read as zero."""
+def _bounded_below(triangle, scale: float):
+    """The triangle with the diagonal entries of R so large that a solution with it
+    cannot overflow."""
     K = triangle.shape[-2]
     R = triangle[..., :K].detach()
     largest = R.abs().amax((-2, -1)).clamp_min(scale)[..., None]
     floor = math.sqrt(torch.finfo(R.dtype).tiny) * largest
     diagonal = R.diagonal(dim1=-2, dim2=-1)
     lift = (floor.copysign(diagonal) - diagonal).where(diagonal.abs() < floor, 0)
-    return triangle + nn.functional.pad(
-        lift.diag_embed(), (0, triangle.shape[-1] - K)
-    )
+    width = triangle.shape[-1] - K
+    return triangle + nn.functional.pad(lift.diag_embed(), (0, width))
 
 
 class FastWeights:
@@ -103,25 +104,19 @@ class FastWeights:
     rate : float
         Step size of ``delta``, positive. Stable while ``rate`` · ‖k‖² < 2.
     ridge : float
-        Penalty of ``recursive_least_squares``. `stream` needs a positive one:
-        before the first K tokens least squares has no unique answer.
+        Penalty of ``recursive_least_squares``; `stream` needs a positive one.
     forgetting : float
-        Factor from 1e-6 to 1 by which a token's weight falls with each later token.
-        Not for ``delta``, which forgets by overwriting. The ridge fades alike.
+        Factor from 1e-6 to 1 by which the weight of a token, and of the ridge, falls
+        with each later token. Not for ``delta``, which forgets by overwriting.
     batch : tuple of int
         Leading dimensions of keys and values.
     dtype, device : optional
         Of the memory, float32 or float64; keys and values must match.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
-    Written in chunks of up to 64 tokens: cost is linear in the number of tokens and
-    the result is that of token by token. Not differentiable through ``write`` with
+    Computed in chunks of up to 64 tokens, with the result of token by token and a
+    cost that is linear in their number. Not differentiable through ``write`` with
     ``recursive_least_squares``. Source: chapter 2; Schlag et al. (2021), Yang et
     al. (2024) for the delta rule.
     """
@@ -139,35 +134,27 @@ class FastWeights:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
-        for name, size in (("key_width", key_width), ("value_width", value_width)):
-            require(is_count(size), name, repr(size), "a positive integer")
-        require(rule in RULES, "rule", repr(rule), "one of " + ", ".join(RULES))
-        positive = is_number(rate) and rate > 0
-        require(positive, "rate", repr(rate), "a positive number")
-        not_negative = is_number(ridge) and ridge >= 0
-        require(not_negative, "ridge", repr(ridge), "a number that is not negative")
-        share = is_number(forgetting) and 1e-6 <= forgetting <= 1
-        require(share, "forgetting", repr(forgetting), "a number from 1e-6 to 1")
-        overwrites = rule == "delta" and forgetting < 1
-        wanted = "1 for the delta rule, which forgets by overwriting"
-        require(not overwrites, "forgetting", repr(forgetting), wanted)
-        sizes = isinstance(batch, tuple | list)
-        require(sizes, "batch", repr(batch), "a tuple of sizes")
-        self.rule, self.rate, self.ridge, self.forgetting = (
-            rule,
-            rate,
-            ridge,
-            forgetting,
+        share = number("a number from 1e-6 to 1", lambda x: 1e-6 <= x <= 1)
+        check(
+            key_width=(key_width, COUNT),
+            value_width=(value_width, COUNT),
+            rule=(rule, one_of(*RULES)),
+            rate=(rate, POSITIVE),
+            ridge=(ridge, NOT_NEGATIVE),
+            forgetting=(forgetting, share),
+            batch=(batch, instance(tuple | list, "a tuple of sizes")),
         )
-        self.count = 0
-        zeros = torch.zeros(
-            *batch, key_width, value_width, dtype=dtype, device=device
-        )
+        want = "1 for the delta rule, which forgets by overwriting"
+        require(rule != "delta" or forgetting == 1, "forgetting", forgetting, want)
+        self.rule, self.rate, self.ridge = rule, rate, ridge
+        self.forgetting, self.count = forgetting, 0
+        shape = (*batch, key_width, value_width)
+        zeros = torch.zeros(*shape, dtype=dtype, device=device)
         wide = zeros.dtype in (torch.float32, torch.float64)
-        wanted = (
-            "torch.float32 or torch.float64: a long sum in half precision overflows"
+        want = (
+            "torch.float32 or torch.float64: in half precision a long sum overflows"
         )
-        require(wide, "dtype", str(zeros.dtype), wanted)
+        require(wide, "dtype", zeros.dtype, want)
         self._state = zeros
         if rule == "recursive_least_squares":
             corner = torch.eye(key_width, dtype=zeros.dtype, device=device)
@@ -176,25 +163,20 @@ class FastWeights:
 
     @property
     def memory(self) -> torch.Tensor:
-        """M, shape (…, K, Kv), so that a query reads q M."""
+        """M, shape (…, K, Kv); a query reads q M."""
         if self.rule != "recursive_least_squares":
             return self._state.clone()
-        K = self._state.shape[-2]
-        return least_squares(
-            self._state[..., :K], self._state[..., K:]
-        ).coefficients
+        R, z = self._state.tensor_split([self._state.shape[-2]], dim=-1)
+        return least_squares(R, z).coefficients
 
     def read(self, q: torch.Tensor) -> torch.Tensor:
         """Return q M for queries (…, T, K): shape (…, T, Kv)."""
-        K = check_tensors(finite=True, q=q)["K"]
-        mine = (
-            self._state.shape[-2],
-            self._state.dtype,
-            tuple(self._state.shape[:-2]),
+        check_tensors(finite=True, q=q)
+        got, want = (
+            f"K = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
+            for x in (q, self._state.mT)
         )
-        theirs = (K, q.dtype, tuple(q.shape[:-2]))
-        got, wanted = (f"K = {K}, {t}, batch {b}" for K, t, b in (theirs, mine))
-        require(theirs == mine, "q", got, f"{wanted}, the memory's")
+        require(got == want, "q", got, f"{want}, the memory's")
         with full_precision(q):
             return q @ self.memory
 
@@ -211,86 +193,75 @@ class FastWeights:
         *,
         before: bool = False,
     ) -> torch.Tensor:
-        """Write token after token; query t reads once token t is written.
+        """Write token after token; query t reads after token t is written.
 
         Parameters
         ----------
         q, k, v : torch.Tensor
             Queries and keys (…, T, K), values (…, T, Kv).
         before : bool
-            Whether query t reads just before token t is written instead. With q = k
-            that predicts each value from the tokens before it.
+            Whether query t reads before token t is written. With q = k this predicts
+            each value from the tokens before it.
 
         Returns
         -------
         torch.Tensor
-            What was read, shape (…, T, Kv).
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
+            The outputs of the queries, shape (…, T, Kv).
         """
-        needs_ridge = self.rule == "recursive_least_squares"
-        enough = not needs_ridge or self.ridge > 0
-        wanted = "a positive number: early reads have no unique answer without it"
-        require(enough, "ridge", repr(self.ridge), wanted)
+        unique = self.rule != "recursive_least_squares" or self.ridge > 0
+        want = "a positive number: early reads have no unique answer without it"
+        require(unique, "ridge", self.ridge, want)
         check_flag("before", before)
         return self._advance(q, k, v, before)
 
     def _advance(self, q, k, v, before):
-        given = {"k": k, "v": v} if q is None else {"q": q, "k": k, "v": v}
-        sizes = check_tensors(finite=True, **given)
+        tensors = {"k": k, "v": v} if q is None else {"q": q, "k": k, "v": v}
+        sizes = check_tensors(finite=True, **tensors)
         S, T = sizes["S"], sizes.get("T", sizes["S"])
         require(T == S, "q", f"T = {T} queries", f"T = {S}, one for each key")
         K, Kv = self._state.shape[-2], self._state.shape[-1]
         Kv = Kv - K if self.rule == "recursive_least_squares" else Kv
-        for name, tensor, letter, width in (("k", k, "K", K), ("v", v, "Kv", Kv)):
-            got = f"{letter} = {sizes[letter]}"
-            require(
-                sizes[letter] == width,
-                name,
-                got,
-                f"{letter} = {width}, the memory's",
-            )
-            mine = (self._state.dtype, tuple(self._state.shape[:-2]))
-            theirs = (tensor.dtype, tuple(tensor.shape[:-2]))
-            got, wanted = (f"dtype {d} and batch {b}" for d, b in (theirs, mine))
-            require(theirs == mine, name, got, f"{wanted}, the memory's")
-        # Inside a chunk a token weighs up to 1/γ^length: kept below 10⁸.
+        for name, letter, width in (("k", "K", K), ("v", "Kv", Kv)):
+            got, want = f"{letter} = {sizes[letter]}", f"{letter} = {width}"
+            require(got == want, name, got, f"{want}, the memory's")
+        got, want = (
+            f"dtype {x.dtype} and batch {tuple(x.shape[:-2])}"
+            for x in (k, self._state)
+        )
+        require(got == want, "k", got, f"{want}, the memory's")
+        # Inside a chunk a token weighs up to 1/γ^length, here at most 10⁸.
         fade = -math.log(self.forgetting)
         length = 64 if 64 * fade < 18 else max(1, int(18 / fade))
-        reads = []
+        outputs = []
         for start in range(0, sizes["S"], length):
             block = slice(start, start + length)
             q_block = None if q is None else q[..., block, :]
             chunk = (q_block, k[..., block, :], v[..., block, :])
             with full_precision(k):
-                reads.append(self._write_chunk(*chunk, before))
+                outputs.append(self._write_chunk(*chunk, before))
         self.count += sizes["S"]
-        return None if q is None else torch.cat(reads, dim=-2)
+        return None if q is None else torch.cat(outputs, dim=-2)
 
     def _write_chunk(self, q, k, v, before):
         solves = self.rule == "recursive_least_squares"
         rule = {"hebb": _hebb, "delta": _delta}.get(self.rule, _solve)
         length = k.shape[-2]
         age = torch.arange(1, length + 1, dtype=k.dtype, device=k.device)[:, None]
-        # Forgetting: write token t as if 1/γᵗ as heavy, and scale all of it down after.
-        # Least squares weighs squares, hence the root, and does not mind its scale.
+        # Forgetting: write token t with weight 1/γᵗ, and scale the sum down afterwards.
+        # Least squares weighs squares, hence the root, and its scale cancels.
         if self.forgetting < 1:
             heavier = self.forgetting ** (-age / 2 if solves else -age)
             k, v = (k * heavier if solves else k), v * heavier
-        self._state, seen = rule(
-            self._state, k, v, q, -1 if before else 0, self.rate
-        )
+        diagonal = -1 if before else 0
+        self._state, outputs = rule(self._state, k, v, q, diagonal, self.rate)
         if self.forgetting < 1:
             fade = self.forgetting ** (length / 2 if solves else length)
             self._state = self._state * fade
             if solves and self.ridge > 0:
-                self._state = _held_up(self._state, math.sqrt(self.ridge))
-            if seen is not None and not solves:
-                seen = seen * self.forgetting ** (age - 1 if before else age)
-        return seen
+                self._state = _bounded_below(self._state, math.sqrt(self.ridge))
+            if outputs is not None and not solves:
+                outputs = outputs * self.forgetting ** (age - 1 if before else age)
+        return outputs
 
 # %% ../nbs/02_memory.ipynb #b8dfe814
 def ridge_attention(
@@ -301,7 +272,7 @@ def ridge_attention(
     ridge: float,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Return q (kᵀk + ridge·I)⁻¹ kᵀ v: ridge regression of v on k, asked at q.
+    """Return q (kᵀk + ridge·I)⁻¹ kᵀ v: ridge regression of v on k, evaluated at q.
 
     Parameters
     ----------
@@ -310,17 +281,12 @@ def ridge_attention(
     ridge : float
         Penalty, positive.
     causal : bool
-        Whether query t may use only the keys up to its own; then T = S.
+        Whether query t may attend only to keys up to its own; then T = S.
 
     Returns
     -------
     torch.Tensor
         Shape (…, T, Kv).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -328,8 +294,7 @@ def ridge_attention(
     """
     sizes = check_tensors(q=q, k=k, v=v)
     check_flag("causal", causal)
-    positive = is_number(ridge) and ridge > 0
-    require(positive, "ridge", repr(ridge), "a positive number")
+    check(ridge=(ridge, POSITIVE))
     if not causal:
         coefficients = least_squares(k, v, ridge=ridge).coefficients
         with full_precision(q):
@@ -355,8 +320,7 @@ def descend(
     rate: float | None = None,
     preconditioner: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the predictions after each layer of a stack of linear-attention
-    layers.
+    """Return the predictions after each of several linear-attention layers.
 
     Each layer is one step of (preconditioned) gradient descent on ½‖Y − XW‖² from W
     = 0: F ← F + rate · (rows) A Xᵀ r on context and queries, with r = Y − F.
@@ -373,18 +337,13 @@ def descend(
         Step size. Default: 2 / (λ₁ + λ_ρ) for the largest and the smallest
         eigenvalue of A XᵀX that is not zero, the best fixed one.
     preconditioner : torch.Tensor, optional
-        A, symmetric, shape (…, d, d); default the identity. L Lᵀ of `whiten` solves
-        in one step at rate 1.
+        A, symmetric, shape (…, d, d); default the identity. With L Lᵀ of `whiten`
+        one step at rate 1 solves the problem.
 
     Returns
     -------
     torch.Tensor
         Predictions for X_query, shape (steps, …, m, c).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -392,7 +351,7 @@ def descend(
     2; von Oswald et al. (2023).
     """
     sizes = check_tensors(finite=True, X=X, Y=Y, X_query=X_query)
-    require(is_count(steps), "steps", repr(steps), "a positive integer")
+    check(steps=(steps, COUNT), rate=(rate, optional(POSITIVE)))
     d = sizes["d"]
     A = torch.eye(d, dtype=X.dtype, device=X.device)
     if preconditioner is not None:
@@ -401,32 +360,25 @@ def descend(
         got = f"shape {tuple(A.shape)}, {A.dtype}" if tensor else repr(A)
         fits = tensor and tuple(A.shape) in ((d, d), (*batch, d, d))
         fits = fits and A.dtype == X.dtype and bool(A.isfinite().all())
-        wanted = f"(…, {d}, {d}), {X.dtype}, as X, of finite entries"
-        require(fits, "preconditioner", got, wanted)
+        want = f"(…, {d}, {d}), {X.dtype}, as X, of finite entries"
+        require(fits, "preconditioner", got, want)
     if rate is None:
         root, fault = torch.linalg.cholesky_ex(A)
         definite = not bool(fault.any()) and torch.allclose(A, A.mT)
-        wanted = "a symmetric positive definite one when no rate is given"
-        require(definite, "preconditioner", "another kind of matrix", wanted)
+        want = "a symmetric positive definite one when no rate is given"
+        require(definite, "preconditioner", "another kind of matrix", want)
         eigenvalues = torch.linalg.eigvalsh((X @ root).mT @ (X @ root))
         top = eigenvalues[..., -1:]
-        seen = (
-            eigenvalues > d * torch.finfo(X.dtype).eps * top
-        )  # the rest stays at zero
-        bottom = eigenvalues.where(seen, top).amin(-1, keepdim=True)
+        positive = eigenvalues > d * torch.finfo(X.dtype).eps * top
+        bottom = eigenvalues.where(positive, top).amin(-1, keepdim=True)
         rate = (2 / (bottom + top).where(top > 0, 2))[..., None]
-    else:
-        positive = is_number(rate) and rate > 0
-        require(positive, "rate", repr(rate), "a positive number or None")
-    asks, asks_query = X @ A, X_query @ A
-    F, F_query = (
-        torch.zeros_like(Y),
-        X_query.new_zeros(*X_query.shape[:-1], Y.shape[-1]),
-    )
+    q, q_query = X @ A, X_query @ A
+    F = torch.zeros_like(Y)
+    F_query = X_query.new_zeros(*X_query.shape[:-1], Y.shape[-1])
     predictions = []
     for _ in range(steps):
         memory = X.mT @ (Y - F)  # keys X, values r
-        F, F_query = F + rate * asks @ memory, F_query + rate * asks_query @ memory
+        F, F_query = F + rate * q @ memory, F_query + rate * q_query @ memory
         predictions.append(F_query)
     return torch.stack(predictions)
 
@@ -434,16 +386,13 @@ def descend(
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax attention over each prefix, and the log of each sum of
-    weights.
-
-    Output t is Σ_{i≤t} e^{sᵢ} vᵢ / Σ_{i≤t} e^{sᵢ}: one query, asked after every
-    token.
+    """Return softmax attention of one query over each prefix, Σ_{i≤t} e^{sᵢ} vᵢ /
+    Σ_{i≤t} e^{sᵢ}, and the logarithm of each sum of weights.
 
     Parameters
     ----------
     scores : torch.Tensor
-        Shape (…, S). −∞ hides a token; a prefix with nothing to see gives zeros.
+        Shape (…, S). −∞ masks a token; a prefix of masked tokens gives zeros.
     v : torch.Tensor
         Values, shape (…, S, Kv).
 
@@ -451,11 +400,6 @@ def running_softmax(
     -------
     tuple of torch.Tensor
         Outputs (…, S, Kv) and log-sums (…, S).
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -465,26 +409,17 @@ def running_softmax(
     check_tensors(finite=True, v=v)
     tensor = isinstance(scores, torch.Tensor)
     require(tensor, "scores", type(scores).__name__, "a torch.Tensor")
-    shape, wanted = tuple(scores.shape), tuple(v.shape[:-1])
-    require(
-        shape == wanted, "scores", f"shape {shape}", f"{wanted}, one for each value"
-    )
-    require(
-        scores.dtype == v.dtype,
-        "scores",
-        f"dtype {scores.dtype}",
-        f"{v.dtype}, as v",
-    )
+    got, want = f"shape {tuple(scores.shape)}", f"{tuple(v.shape[:-1])}"
+    same = scores.shape == v.shape[:-1]
+    require(same, "scores", got, f"{want}, one for each value")
+    got, want = f"dtype {scores.dtype}", f"{v.dtype}, as v"
+    require(scores.dtype == v.dtype, "scores", got, want)
     bad = torch.isnan(scores) | (scores == math.inf)
     require(not bool(bad.any()), "scores", "NaN or +∞", "finite scores or −∞")
     outputs, log_sums = _running_softmax(scores.clamp_min(_lowest(v)), v)
-    nothing = (
-        (scores == -math.inf).cummin(-1).values.bool()
-    )  # nothing to see so far
-    return (
-        outputs.masked_fill(nothing[..., None], 0),
-        log_sums.masked_fill(nothing, -math.inf),
-    )
+    empty = (scores == -math.inf).cummin(-1).values.bool()  # all masked so far
+    outputs = outputs.masked_fill(empty[..., None], 0)
+    return outputs, log_sums.masked_fill(empty, -math.inf)
 
 
 def _running_softmax(scores, v, chunk: int = 16):
@@ -499,9 +434,8 @@ def _running_softmax(scores, v, chunk: int = 16):
     inside, log_inside = _running_softmax(
         scores.unflatten(-1, (-1, chunk)), v.unflatten(-2, (-1, chunk)), chunk
     )
-    totals, log_totals = _running_softmax(
-        log_inside[..., -1], inside[..., -1, :], chunk
-    )
+    last = log_inside[..., -1], inside[..., -1, :]
+    totals, log_totals = _running_softmax(*last, chunk)
     before = nn.functional.pad(totals[..., :-1, :], (0, 0, 1, 0))[..., None, :]
     log_before = nn.functional.pad(log_totals[..., :-1], (1, 0), value=_lowest(v))
     log_before = log_before[..., None]
@@ -512,5 +446,5 @@ def _running_softmax(scores, v, chunk: int = 16):
 
 
 def _lowest(v) -> float:
-    """Stands for −∞: a score that weighs nothing, of which differences are numbers."""
+    """A score in place of −∞: its weight is zero, and its differences are finite."""
     return torch.finfo(v.dtype).min / 4

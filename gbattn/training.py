@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from gbattn.conventions import (
+    check_entries,
     check_flag,
     check_folder,
     check_packages,
@@ -44,10 +45,9 @@ from gbattn.conventions import (
 from gbattn.corpora import (
     Batch,
     TokenStream,
-    _as_array,
-    _check_entries,
-    _checksum_of_manifest,
+    as_array,
     bits_per_byte,
+    manifest_checksum,
     sequential_windows,
 )
 
@@ -200,7 +200,7 @@ _HISTORY = (
 
 def _check_history(found: dict) -> None:
     """Each list alone, then those that must fit each other."""
-    _check_entries("history", found, _HISTORY, "as History.to_dict gives it")
+    check_entries("history", found, _HISTORY, "as History.to_dict gives it")
     for group in (_CURVE, _LOOKS):
         sizes = [len(found[name]) for name in group]
         same = len(set(sizes)) == 1
@@ -626,7 +626,7 @@ def _check_fit(run: "_Run") -> None:
     require(n_valid > 1, "corpus", f"{n_valid} tokens of valid", "2 or more")
     has, needs = (getattr(x, "vocab_size", None) for x in (made, run.corpus))
     if needs is None:  # arrays say it themselves
-        arrays = run.stream.tokens, _as_array(run.corpus.valid)
+        arrays = run.stream.tokens, as_array(run.corpus.valid)
         needs = 1 + max(int(array.max()) for array in arrays)
     fits = has is None or has >= needs
     require(
@@ -873,7 +873,7 @@ def _write_checkpoint(
     }
     sums = {name: hashlib.sha256(x).hexdigest() for name, x in contents.items()}
     state = state | {"step": step, "files": sums}
-    state["sha256"] = _checksum_of_manifest(state)
+    state["sha256"] = manifest_checksum(state)
     contents["training.json"] = json.dumps(state).encode()
     place = folder / f"step-{step:08d}"
     path = draft = place.with_suffix(".draft")
@@ -957,11 +957,11 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     try:
         state = read_json(file, want)
         if state["format"] == _FORMAT:
-            same = state["sha256"] == _checksum_of_manifest(state)
+            same = state["sha256"] == manifest_checksum(state)
             require(
                 same, file.name, "contents that do not match their checksum", want
             )
-            _check_entries(file.name, state, _STATE, want)
+            check_entries(file.name, state, _STATE, want)
             require(state["step"] == step, file.name, f"step {state['step']}", step)
             state["history"] = History.from_dict(state["history"])
             weights = _read_tensors(path / "model.safetensors", state)
@@ -1406,7 +1406,7 @@ def evaluate(
         tokens, length, context=context, batch_size=batch_size
     )
     size = getattr(getattr(model, "config", None), "vocab_size", None)
-    known = size is None or int(_as_array(tokens).max()) < size
+    known = size is None or int(as_array(tokens).max()) < size
     want = f"numbers below the {size} token types of the model"
     require(known, "tokens", "a number that is no token", want)
     known = n_bytes is None or is_count(n_bytes)

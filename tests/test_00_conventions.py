@@ -3,7 +3,9 @@
 import json
 import math
 import random
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -345,3 +347,52 @@ def test_a_flag_is_a_truth_value(value):
     conventions.check_flag("progress", True)
     with pytest.raises(ValueError, match="^progress: got .*; want True or False$"):
         conventions.check_flag("progress", value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (conventions.NUMBER, [0, -1.5, np.float32(2)], [True, None, "1", math.inf, math.nan]),
+        (conventions.POSITIVE, [1, 0.5], [0, -1, math.inf, torch.ones(2)]),
+        (conventions.NOT_NEGATIVE, [0, 0.5], [-1e-9, math.nan]),
+        (conventions.FRACTION, [0, 1, 0.5], [1.01, -0.01, "half"]),
+        (conventions.PROBABILITY, [0, 0.99], [1, -0.1]),
+        (conventions.COUNT, [1, np.int64(3)], [0, 1.0, True, None]),
+        (conventions.LENGTH, [0, 2], [-1, 0.0, False]),
+        (conventions.SEED, [0, 2**32 - 1], [2**32, -1]),
+        (conventions.FLAG, [True, False], [0, 1, "False", None]),
+        (conventions.one_of("a", "b", None), ["a", "b", None], ["c", ["a"], False]),
+        (conventions.one_of(False, True), [False, True], [0, 1, None, "True"]),
+        (conventions.optional(conventions.COUNT), [None, 3], [0, "3"]),
+        (conventions.list_of(conventions.COUNT), [[], [1, 2]], [None, (1,), [1, 0]]),
+    ],
+)
+def test_a_rule_is_a_test_and_its_words(rule, good, bad):
+    for value in good:
+        conventions.check(size=(value, rule))
+    for value in bad:
+        with pytest.raises(ValueError, match=f"^size: got .*; want {re.escape(rule[1])}$"):
+            conventions.check(size=(value, rule))
+
+
+def test_checks_name_the_first_argument_that_breaks_its_rule():
+    with pytest.raises(ValueError, match=r"^b: got shape \(2, 2\), torch.float32; want a positive integer$"):
+        conventions.check(a=(1, conventions.COUNT), b=(torch.ones(2, 2), conventions.COUNT), c=(0, conventions.COUNT))
+    config = SimpleNamespace(a=1, b="x")
+    with pytest.raises(ValueError, match="^b: got 'x'; want one of 'y', 'z'$"):
+        conventions.check_fields(config, {"a": conventions.COUNT, "b": conventions.one_of("y", "z")})
+    rules = {"a.b": conventions.COUNT}
+    conventions.check_entries("file", {"a": {"b": 1}}, rules, "copy it")
+    for found in ({}, [], {"a": 1}, {"a": {}}):
+        with pytest.raises(ValueError, match="^file, a.b: got nothing; want a positive integer: copy it$"):
+            conventions.check_entries("file", found, rules, "copy it")
+
+
+def test_a_compiler_traces_checks_of_sizes_that_change():
+    def half(x, p):
+        conventions.check(size=(x.shape[0], conventions.COUNT), p=(p, conventions.PROBABILITY))
+        return x / 2
+
+    compiled = torch.compile(half, fullgraph=True, dynamic=True, backend="eager")
+    for n in (2, 3, 5):
+        assert torch.equal(compiled(torch.ones(n), 0.5), torch.ones(n) / 2)

@@ -256,7 +256,7 @@ def test_bad_features_are_named(call, X, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"mode": "quick"}, "mode: got 'quick'; want 'accurate' or 'fast'"),
+        ({"mode": "quick"}, "mode: got 'quick'; want one of 'accurate', 'fast'"),
         ({"ridge": -1.0}, "ridge: got -1.0"),
         ({"ridge": math.nan}, "ridge: got nan"),
         ({"ridge": "1"}, "ridge: got '1'"),

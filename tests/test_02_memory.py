@@ -285,8 +285,8 @@ def test_few_tokens_give_the_shortest_memory_and_say_so():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rule": "hope"}, "rule: got 'hope'; want one of hebb, delta, recursive_least_squares"),
-        ({"rate": 0}, "rate: got 0; want a positive number"),
+        ({"rule": "hope"}, "rule: got 'hope'; want one of 'hebb', 'delta', 'recursive_least_squares'"),
+        ({"rate": 0}, "rate: got 0; want a positive, finite number"),
         ({"rate": math.nan}, "rate: got nan"),
         ({"ridge": -1.0}, "ridge: got -1.0"),
         ({"forgetting": 1e-9}, "forgetting: got 1e-09; want a number from 1e-6 to 1"),
@@ -352,7 +352,7 @@ def test_ridge_attention_is_ridge_regression_and_causal_when_asked():
         torch.testing.assert_close(causal[:, t : t + 1], prefix, atol=1e-10, rtol=0)
     with pytest.raises(ValueError, match="causal: got 'False'; want True or False"):
         ridge_attention(q, k, v, ridge=0.7, causal="False")
-    with pytest.raises(ValueError, match="ridge: got 0; want a positive number"):
+    with pytest.raises(ValueError, match="ridge: got 0; want a positive, finite number"):
         ridge_attention(q, k, v, ridge=0)
 
 
@@ -364,7 +364,7 @@ def test_descend_names_what_is_wrong_and_keeps_batches_apart():
         torch.testing.assert_close(together[:, i], descend(X[i], Y[i], X[i], steps=5), atol=1e-12, rtol=0)
     for options, sentence in (
         ({"steps": 0}, "steps: got 0; want a positive integer"),
-        ({"steps": 1, "rate": -1.0}, "rate: got -1.0; want a positive number or None"),
+        ({"steps": 1, "rate": -1.0}, "rate: got -1.0; want None or a positive, finite number"),
         (
             {"steps": 1, "preconditioner": torch.eye(3, dtype=F64)},
             r"preconditioner: got shape \(3, 3\), torch.float64; want",

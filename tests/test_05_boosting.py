@@ -615,8 +615,8 @@ def test_l2_boost_forms_no_matrix():
 
 
 def test_one_matrix_for_all_rounds_is_checked_once(monkeypatch):
-    checked, check = [], boosting._check_rows
-    monkeypatch.setattr(boosting, "_check_rows", lambda S, **others: checked.append(S) or check(S, **others))
+    checked, check = [], boosting.check_rows
+    monkeypatch.setattr(boosting, "check_rows", lambda S, **others: checked.append(S) or check(S, **others))
     S, y = torch.full((5, 5), 0.2, dtype=F64), torch.ones(5, dtype=F64)
     boosted_smoother(S, [50, 70])
     l2_boost(S, y, 50)
@@ -666,27 +666,27 @@ def fit(**settings):
         (lambda: Huber(delta=True), "delta: got True; want a positive number"),
         (lambda: line_search(SquaredError, y, y, y), "loss: got <class .*; want a Loss"),
         (lambda: line_search("huber", y, y, y), "loss: got 'huber'; want a Loss"),
-        (lambda: line_search(SquaredError(), y.long(), y, y), r"y: got torch.int64, shape \(5,\); want a floating"),
+        (lambda: line_search(SquaredError(), y.long(), y, y), r"y: got shape \(5,\), torch.int64; want a floating"),
         (lambda: line_search(SquaredError(), y, 0.0, y), r"F: got 0.0; want a floating tensor \(n,\)"),
-        (lambda: line_search(SquaredError(), y, y[:1], y), r"F: got torch.float64, shape \(1,\); want"),
-        (lambda: line_search(SquaredError(), y[None], y, y), r"y: got torch.float64, shape \(1, 5\); want"),
-        (lambda: line_search(SquaredError(), y, y.float(), y), "F: got torch.float32"),
+        (lambda: line_search(SquaredError(), y, y[:1], y), r"F: got shape \(1,\), torch.float64; want"),
+        (lambda: line_search(SquaredError(), y[None], y, y), r"y: got shape \(1, 5\), torch.float64; want"),
+        (lambda: line_search(SquaredError(), y, y.float(), y), r"F: got shape \(5,\), torch.float32"),
         (lambda: line_search(SquaredError(), y, y, y / 0), "h: got NaN or infinite entries; want finite"),
         (lambda: fit(base_learner=3), "base_learner: got 3; want None, a regressor, or a function from rows"),
         (lambda: fit(base_learner=DecisionTreeRegressor), "base_learner: got <class .*; want None, a regressor"),
-        (lambda: fit(loss="hinge"), "loss: got 'hinge'; want a Loss or one of squared_error, absolute_error"),
-        (lambda: fit(loss=SquaredError), "loss: got <class .*SquaredError'>; want a Loss or one of squared_error"),
+        (lambda: fit(loss="hinge"), "loss: got 'hinge'; want a Loss or one of 'squared_error', 'absolute_error'"),
+        (lambda: fit(loss=SquaredError), "loss: got <class .*SquaredError'>; want a Loss or one of 'squared_error'"),
         (lambda: fit(loss="huber", alpha=2), "alpha: got 2; want a number between 0 and 1"),
         (lambda: fit(loss="log_loss"), r"y: got targets from 0 to 4; want targets in \[0, 1\]"),
         (lambda: fit(n_estimators=0), "n_estimators: got 0; want a positive integer"),
         (lambda: fit(learning_rate=-0.1), "learning_rate: got -0.1; want a positive, finite number"),
         (lambda: fit(subsample=1.5), r"subsample: got 1.5; want a number in \(0, 1\]"),
-        (lambda: fit(line_search="wolfe"), "line_search: got 'wolfe'; want 'auto', 'leaf', 'global' or None"),
+        (lambda: fit(line_search="wolfe"), "line_search: got 'wolfe'; want one of 'auto', 'leaf', 'global', None"),
         (lambda: fit(base_learner=RECIPE, line_search="leaf"), "line_search: got 'leaf' with a _Smoothing; want"),
-        (lambda: fit(init="mean"), "init: got 'mean'; want None or 'zero'"),
+        (lambda: fit(init="mean"), "init: got 'mean'; want one of None, 'zero'"),
         (lambda: fit(n_iter_no_change=3, validation_fraction=2), "validation_fraction: got 2; want a number between"),
         (lambda: fit(n_iter_no_change=3, validation_fraction=None), "validation_fraction: got None; want"),
-        (lambda: fit(n_iter_no_change=3, tol=math.nan), "tol: got nan; want a finite number that is not negative"),
+        (lambda: fit(n_iter_no_change=3, tol=math.nan), "tol: got nan; want a finite number, 0 or more"),
         (lambda: fit(n_iter_no_change=3, tol=-1.0), "tol: got -1.0; want a finite number"),
         (lambda: fit(n_iter_no_change=0), "n_iter_no_change: got 0; want None or a positive integer"),
         (lambda: GradientBoostingClassifier().fit(X5, np.ones(5)), "y: got 1 class; want two classes"),

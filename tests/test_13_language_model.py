@@ -1081,7 +1081,7 @@ def test_the_seed_decides_and_nothing_else():
 
 def test_no_two_sequences_share_their_numbers():
     """Neither in a batch nor in batches of neighbouring seeds; and more rows or steps change none."""
-    drawn = lambda seed, B=4, steps=6: language_model._chances(seed, B, steps, torch.device("cpu"))
+    drawn = lambda seed, B=4, steps=6: language_model._uniform(seed, B, steps, torch.device("cpu"))
     rows = torch.cat([drawn(seed) for seed in range(5)])
     assert rows.flatten().unique().numel() == rows.numel() and ((rows >= 0) & (rows < 1)).all()
     assert torch.equal(drawn(3)[:2, :4], drawn(3, B=2, steps=4))
@@ -1110,7 +1110,7 @@ def test_generation_leaves_the_model_as_it_was():
     assert not model.eval().generate(tokens, 1).requires_grad and not model.training
     with pytest.raises(ValueError, match="prompt: got"):
         model.train().generate(tokens + V, 2)
-    with pytest.raises(ValueError, match="prompt: got dtype torch.float32; want torch.int64 or torch.int32"):
+    with pytest.raises(ValueError, match="prompt: got .*, torch.float32; want torch.int64 or torch.int32"):
         model.generate(tokens.float(), 2)
     assert model.training
     model.blocks[0].eval()  # frozen, say
@@ -1500,12 +1500,12 @@ def test_nobody_changes_a_config_from_outside():
         (dict(norm="late"), "norm: got 'late'"),
         (dict(normalizer="batchnorm"), "normalizer: got 'batchnorm'"),
         (dict(ffn="tanh"), "ffn: got 'tanh'"),
-        (dict(positions="sinus"), "positions: got 'sinus'; want 'learned' or 'rotary'"),
+        (dict(positions="sinus"), "positions: got 'sinus'; want one of 'learned', 'rotary'"),
         (dict(dropout=1.0), "dropout: got 1.0"),
-        (dict(init_std=0.0), "init_std: got 0.0; want a finite positive number"),
+        (dict(init_std=0.0), "init_std: got 0.0; want a positive, finite number"),
         (dict(tie_embeddings=1), "tie_embeddings: got 1; want True or False"),
         (dict(bias="yes"), "bias: got 'yes'"),
-        (dict(final_norm=0), "final_norm: got 0; want True or False"),
+        (dict(final_norm=0), "final_norm: got 0; want None or True or False"),
         (dict(attention_options=[1]), "attention_options: got [1]; want a dict"),
         (dict(attention_options={"wings": 2}), "attention_options: got 'wings'; want options that 'multi_head' takes"),
         (dict(attention_options={"causal": False}), "attention_options: got 'causal'; want no 'causal'"),
@@ -1543,17 +1543,17 @@ def calls(model, tokens):
     caches = model.make_caches(2)
     long = torch.zeros(2, T + 1, dtype=torch.int64)
     return {
-        "tokens: got shape (9,); want integers (B, T)": lambda: model(tokens[0]),
+        "tokens: got shape (9,), torch.int64; want integers (B, T)": lambda: model(tokens[0]),
         "tokens: got shape (2, 0)": lambda: model(tokens[:, :0]),
-        "tokens: got dtype torch.float32": lambda: model(tokens.float()),
+        "tokens: got shape (2, 9), torch.float32": lambda: model(tokens.float()),
         f"tokens: got 0 to {V}; want numbers from 0 to {V - 1}": lambda: model(torch.tensor([[0, V]])),
         "tokens: got -1 to 2": lambda: model(torch.tensor([[2, -1]])),
         f"tokens: got {T + 1} of them; want at most max_length = {T}": lambda: model(long),
-        "targets: got shape (2, 8); want shape (2, 9), as tokens": lambda: model(tokens, tokens[:, 1:]),
+        "targets: got shape (2, 8), torch.int64; want shape (2, 9), as tokens": lambda: model(tokens, tokens[:, 1:]),
         "targets: got dtype torch.int32; want torch.int64": lambda: model(tokens, tokens.int()),
         f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
-        "reduction: got 'none'; want 'mean' or 'sum'": lambda: model(tokens, tokens, reduction="none"),
-        "reduction: got 'max'; want 'mean' or 'sum'": lambda: model(tokens, reduction="max"),
+        "reduction: got 'none'; want one of 'mean', 'sum'": lambda: model(tokens, tokens, reduction="none"),
+        "reduction: got 'max'; want one of 'mean', 'sum'": lambda: model(tokens, reduction="max"),
         "logits_to_keep: got 0; want None or, without targets, 1 to 9": lambda: model(tokens, logits_to_keep=0),
         "logits_to_keep: got 10; want": lambda: model(tokens, logits_to_keep=10),
         "logits_to_keep: got True; want": lambda: model(tokens, logits_to_keep=True),
@@ -1580,7 +1580,7 @@ def calls(model, tokens):
         "lengths: got device meta; want cpu": lambda: model.generate(
             tokens, 2, lengths=torch.tensor([9, 9], device="meta")
         ),
-        "reduction: got 'all'; want 'mean' or 'sum'": lambda: next_token_loss(
+        "reduction: got 'all'; want one of 'mean', 'sum'": lambda: next_token_loss(
             torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 4]), reduction="all"
         ),
         "h, weight, targets: got shapes [(2, 4), (5, 3), (2,)]; want shapes (N, D), (V, D) and (N,)": lambda: (
@@ -1602,13 +1602,13 @@ def calls(model, tokens):
             torch.zeros(3, 2, dtype=torch.int64), torch.zeros(5, 2), torch.tensor([0, 4, 1])
         ),
         "h: got list; want a torch.Tensor": lambda: next_token_loss([1.0], torch.zeros(5, 2), torch.tensor([0])),
-        "logits: got list; want numbers of shape": lambda: next_token_probabilities([1.0]),
-        "logits: got shape (2, 0); want": lambda: next_token_probabilities(torch.zeros(2, 0)),
+        "logits: got [1.0]; want numbers of shape": lambda: next_token_probabilities([1.0]),
+        "logits: got shape (2, 0), torch.float32; want": lambda: next_token_probabilities(torch.zeros(2, 0)),
         "logits: got dtype torch.complex64": lambda: next_token_probabilities(torch.zeros(2, dtype=torch.complex64)),
         "logits: got shape ()": lambda: next_token_probabilities(torch.tensor(1.0)),
         "seed: got (1, 2); want an integer, or a list of them": lambda: model.generate(tokens, 2, seed=(1, 2)),
         "positions: got shape (3,)": lambda: model(tokens, positions=torch.arange(3)),
-        "positions: got dtype torch.float32": lambda: model(tokens, positions=torch.arange(9.0)),
+        "positions: got shape (9,), torch.float32": lambda: model(tokens, positions=torch.arange(9.0)),
         f"positions: got 12 to 20; want numbers from 0 to {T - 1}": lambda: model(
             tokens, positions=torch.arange(12, 21)
         ),
@@ -1624,12 +1624,14 @@ def calls(model, tokens):
         ),
         "lengths: got list; want integers of shape (B,)": lambda: model.generate(tokens, 2, lengths=[9, 9]),
         "lengths: got [9, 10]": lambda: model.generate(tokens, 2, lengths=torch.tensor([9, 10])),
-        "lengths: got shape (1,); want shape (2,)": lambda: model.generate(tokens, 2, lengths=torch.tensor([9])),
+        "lengths: got shape (1,), torch.int64; want shape (2,)": lambda: model.generate(
+            tokens, 2, lengths=torch.tensor([9])
+        ),
         "seed: got None; want an integer": lambda: model.generate(tokens, 2, seed=None),
         "seed: got 1 seeds; want one for each of 2 sequences": lambda: model.generate(tokens, 2, seed=[3]),
         "seed: got 0.5; want an integer": lambda: model.generate(tokens, 2, seed=[3, 0.5]),
         f"end: got {V}": lambda: model.generate(tokens, 2, end=V),
-        "config: got dict; want a ModelConfig": lambda: LanguageModel({}),
+        "config: got {}; want a ModelConfig": lambda: LanguageModel({}),
         "seed: got 1.5; want an integer": lambda: LanguageModel(model.config, seed=1.5),
         "T: got 0": lambda: model_cost(model.config, 0),
         "count_masked: got 'False'; want True or False": lambda: model_cost(model.config, count_masked="False"),

@@ -613,7 +613,7 @@ def signed(folder, change):
     path = folder / "corpus.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    manifest["sha256"] = corpora._checksum_of_manifest(manifest)
+    manifest["sha256"] = corpora.manifest_checksum(manifest)
     path.write_text(json.dumps(manifest))
 
 
@@ -692,7 +692,7 @@ def test_numbers_beyond_the_vocabulary_are_refused(corpus, tmp_path, number):
     shutil.copytree(corpus.folder, copy)
     np.full(len(corpus.valid), number, "<u2").tofile(copy / "valid.bin")
     signed(copy, lambda m: m["splits"]["valid"].update(sha256=corpora._checksum(copy / "valid.bin")))
-    message = r"valid\.bin: got a token number outside the vocabulary; want numbers below vocab_size = 300"
+    message = r"valid\.bin: got a token id outside the vocabulary; want ids below vocab_size = 300"
     with pytest.raises(ValueError, match=message):
         open_corpus(copy)
     with pytest.raises(ValueError, match="tokens: got a number outside; want 0 to 299"):
@@ -729,7 +729,7 @@ def test_a_vocabulary_that_is_none(corpus, tmp_path, change):
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     signed(copy, lambda m: m["tokenizer"].update(sha256=corpora._checksum(copy / "tokenizer.json")))
     opened = open_corpus(copy)
-    message = r"tokenizer\.json: got no vocabulary of 300 types, numbered from 0 on; want the file"
+    message = r"tokenizer\.json: got no vocabulary of 300 tokens, numbered from 0 on; want the file"
     for use in (lambda: opened.vocabulary, lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
         with pytest.raises(ValueError, match=message):
             use()

@@ -762,7 +762,7 @@ def signed(folder, change):
     for name in state["files"] if isinstance(state.get("files"), dict) else ():
         if (path / name).is_file():
             state["files"][name] = hashlib.sha256((path / name).read_bytes()).hexdigest()
-    state["sha256"] = training._checksum_of_manifest(state)
+    state["sha256"] = training.manifest_checksum(state)
     (path / "training.json").write_text(json.dumps(state))
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn import experiments
 from gbattn.conventions import Record
-from gbattn.corpora import _checksum_of_manifest
+from gbattn.corpora import manifest_checksum
 from gbattn.experiments import (
     BOOSTED,
     EXPERIMENTS,
@@ -571,7 +571,7 @@ def test_killed_and_started_again_the_curve_is_the_same(finished, corpora, tmp_p
     (kept,) = (path / "training.json" for path in under_way(tmp_path))
     state = json.loads(kept.read_text())
     state["seconds"] = 1e6  # by which the record of who goes on from it is known
-    kept.write_text(json.dumps(state | {"sha256": _checksum_of_manifest(state)}))
+    kept.write_text(json.dumps(state | {"sha256": manifest_checksum(state)}))
     process = start(LONG, corpora, tmp_path, 2)
     out, err = process.communicate()
     assert process.returncode == 0 and int(out) == 4, err.decode()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gbattn import command_line
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
-from gbattn.corpora import _checksum_of_manifest, bigram_loss, bits_per_byte, load_corpus, train_tokenizer
+from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, checkpoints, evaluate
@@ -781,7 +781,7 @@ def test_a_corpus_from_elsewhere_writes_nowhere_else(text, tmp_path, call, name)
     shutil.copy(hostile / "tokenizer.json", hostile / name)
     said = json.loads((hostile / "corpus.json").read_text())
     said["tokenizer"]["file"] = name
-    said["sha256"] = _checksum_of_manifest(said)
+    said["sha256"] = manifest_checksum(said)
     (hostile / "corpus.json").write_text(json.dumps(said))
     state = lambda: {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     before = state()

@@ -143,6 +143,25 @@ def test_an_import_of_a_module_that_no_chapter_writes(small_house):
     only(house.imports_point_backwards(small_house.built()), "gbattn.helpers", "no chapter writes")
 
 
+def test_an_import_of_a_private_name(small_house):
+    small_house.files["gbattn/first.py"] = "from .ground import _one, two\nfrom gbattn import __version__"
+    only(house.imports_are_public(small_house.built()), "gbattn/first.py, line 1", "ground._one", "public name")
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [("one_look = 1", "look"), ("class SeenRows: pass", "seen"), ("x.narrow(1)", "narrow"), ("f(made=1)", "made")],
+)
+def test_a_name_that_is_no_word_of_the_field(small_house, source, word):
+    small_house.files["gbattn/first.py"] = source
+    only(house.identifiers_are_words_of_the_field(small_house.built()), "gbattn/first.py, line 1", f"{word!r}")
+
+
+def test_a_sentence_and_longer_words_are_free(small_house):
+    small_house.files["gbattn/first.py"] = "lookup = outlook = 'what was made and seen'  # and kept"
+    assert house.identifiers_are_words_of_the_field(small_house.built()) == []
+
+
 def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
     root = small_house.built()
     fresh = house.exported(root, tmp_path_factory.mktemp("fresh"))
