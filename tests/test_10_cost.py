@@ -8,7 +8,6 @@ import torch
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn import attention
 from gbattn.attention import LinearAttention, MultiHeadAttention, make_attention
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.cost import (
@@ -251,8 +250,7 @@ def test_prop_block(p):
 @pytest.mark.parametrize(
     "options", [{}] + COUNTS_GROUPED * [{"n_kv_heads": 2, "bias": False}, {"rotary": 100.0, "n_kv_heads": 1}]
 )
-def test_every_count_is_torchs(dtype, options, monkeypatch):
-    monkeypatch.setattr(attention, "_faster_in_float32", lambda q, k, v: False)  # which would keep float32
+def test_every_count_is_torchs(dtype, options):
     B, T = 2, 11
     for layer in family(rounds=(1, 3), dtype=dtype, **options):
         x = tokens(B, T, dtype=dtype)
