@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'train_tokenizer', 'bits_per_byte', 'HubText',
-           'Corpus', 'open_corpus', 'load_corpus', 'Batch', 'TokenStream', 'sequential_windows', 'bigram_loss']
+           'Corpus', 'read_manifest', 'open_corpus', 'cache_root', 'load_corpus', 'Batch', 'TokenStream',
+           'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -751,7 +752,7 @@ def _is_ours(format: object) -> bool:
     return isinstance(format, str) and format.startswith("gbattn corpus ")
 
 
-def _read_manifest(path: Path, cure: str) -> dict:
+def read_manifest(path: Path, cure: str) -> dict:
     """What a folder says of itself, as it was written."""
     manifest, found = _manifest_at(path)
     want = f"{FORMAT!r}: {cure if _is_ours(found) else _NO_CACHE}"
@@ -980,7 +981,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", _NO_CACHE)
-    manifest = _read_manifest(path, cure)
+    manifest = read_manifest(path, cure)
     some = any(
         (folder / manifest["splits"][split]["file"]).exists() for split in SPLITS
     )
@@ -1018,7 +1019,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     return Corpus(folder, manifest, **arrays)
 
 
-def _cache_root(cache: str | Path | None) -> Path:
+def cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
     good = cache is None or isinstance(cache, str | Path) and cache != ""
     require(good, "cache", repr(cache), "a path")
@@ -1095,7 +1096,7 @@ def load_corpus(
     kind = type(name_or_folder).__name__
     right = isinstance(name_or_folder, str | Path)
     require(right, "name_or_folder", kind, "a name or a folder")
-    root = _cache_root(cache)
+    root = cache_root(cache)
     name, path = str(name_or_folder), Path(name_or_folder)
     named = isinstance(name_or_folder, str)
     if named and name in HUB:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MEASURES', 'CATALOGUE', 'EXPERIMENTS', 'paired_interval', 'Welch', 'welch', 'matched', 'step_seconds', 'equal_time',
            'CorpusSpec', 'Arm', 'Run', 'Experiment', 'find_experiment', 'best_rates', 'rates_at_edge', 'records_of',
-           'run', 'Row', 'compare']
+           'describe_error', 'check_writable', 'run', 'Row', 'compare']
 
 # %% ../nbs/16_perplexity.ipynb #0603bf67
 import bisect
@@ -51,10 +51,10 @@ from gbattn.corpora import (
     MANIFEST,
     TOKENIZERS,
     Corpus,
-    _cache_root,
-    _read_manifest,
+    cache_root,
     load_corpus,
     open_corpus,
+    read_manifest,
 )
 from gbattn.language_model import (
     LanguageModel,
@@ -73,24 +73,10 @@ def _check_confidence(confidence: float) -> None:
 def paired_interval(
     differences: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return the interval of Student's t for the mean of paired differences.
+    """Return the interval of Student's t for the mean of two or more paired
+    differences: mean ± t · s / √n with n − 1 degrees of freedom (Student, 1908).
 
-    Parameters
-    ----------
-    differences : sequence of float
-        One for each pair, two or more.
-    confidence : float
-        How often such an interval holds the mean, between 0 and 1.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
-    Notes
-    -----
-    mean ± t · s / √n with n − 1 degrees of freedom. Source: chapter 16; Student
-    (1908).
+    Such intervals hold the mean with frequency `confidence`, between 0 and 1.
     """
     good = isinstance(differences, Iterable)
     require(good, "differences", repr(differences), "two or more")
@@ -102,12 +88,9 @@ def paired_interval(
     check_packages("train", "scipy")
     from scipy.special import stdtrit
 
-    half = (
-        float(stdtrit(n - 1, (1 + confidence) / 2))
-        * stdev(differences)
-        / math.sqrt(n)
-    )
-    return fmean(differences) - half, fmean(differences) + half
+    t = float(stdtrit(n - 1, (1 + confidence) / 2))
+    mean, half = fmean(differences), t * stdev(differences) / math.sqrt(n)
+    return mean - half, mean + half
 
 # %% ../nbs/16_perplexity.ipynb #da833d12
 class Welch(NamedTuple):
@@ -121,25 +104,9 @@ class Welch(NamedTuple):
 def welch(
     mean_a: float, sd_a: float, n_a: int, mean_b: float, sd_b: float, n_b: int
 ) -> Welch:
-    """Compare two means whose runs are not paired, from what a paper prints.
-
-    Parameters
-    ----------
-    mean_a, mean_b : float
-        The two means.
-    sd_a, sd_b : float
-        Sample standard deviations, divided by n − 1; one of them above 0.
-    n_a, n_b : int
-        Runs, two or more each.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
-    Notes
-    -----
-    Source: chapter 16; Welch (1947).
+    """Compare two means whose runs are not paired, from what a paper prints: means,
+    sample standard deviations (divided by n − 1; not both 0) and the numbers of
+    runs, two or more each (Welch, 1947).
     """
     for name, n in (("n_a", n_a), ("n_b", n_b)):
         require(is_count(n) and n > 1, name, n, "an integer, 2 or more")
@@ -175,7 +142,6 @@ def _check_one_of(argument: str, value: object, known: Iterable[str]) -> None:
 
 
 def _check_open(config: ModelConfig) -> None:
-    """Whether the feed-forward width of a model is still to be set."""
     good = isinstance(config, ModelConfig)
     require(good, "config", repr(config), "a ModelConfig")
     got = f"d_ffn = {config.d_ffn}"
@@ -190,8 +156,7 @@ def matched(
     change: str = "d_model",
 ) -> dict:
     """Return the fields that make a model as large as another: the nearest
-    admissible width or depth, and then the width of the feed-forward part for what
-    is left.
+    admissible width or depth, then the feed-forward width for what is left.
 
     Parameters
     ----------
@@ -208,55 +173,45 @@ def matched(
     -------
     dict
         ``{change: …, "d_ffn": …}``, the latter a multiple of 4.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also when no such model
-        comes as near as the smallest change of its feed-forward width.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
     _check_one_of("by", by, MEASURES)
     _check_one_of("change", change, _CHANGES)
     good = isinstance(target, ModelConfig)
     require(good, "target", repr(target), "a ModelConfig")
     _check_open(config)
-    return _fitted(config, MEASURES[by], MEASURES[by](target), change)
+    return _match(config, MEASURES[by], MEASURES[by](target), change)
 
 
-def _fitted(
-    config: ModelConfig, measure: Callable, wanted: float, change: str
+def _match(
+    config: ModelConfig, measure: Callable, target: float, change: str
 ) -> dict:
-    """The fields at which the measure of a model comes nearest to what is wanted."""
+    """The fields at which the measure of a model comes nearest to the target."""
     step = 2 * config.n_heads if change == "d_model" else 1
     at = lambda size: measure(replace(config, **{change: size}))
     layers = max(map(int, config.overrides), default=0) + 1
     largest = least = step if change == "d_model" else layers
-    while at(largest) < wanted:
+    while at(largest) < target:
         largest *= 2
     sizes = range(least, largest + 1, step)
-    place = bisect.bisect_left(sizes, wanted, key=at)
+    place = bisect.bisect_left(sizes, target, key=at)
     size = min(
         sizes[max(place - 1, 0) : place + 1],
-        key=lambda size: abs(at(size) - wanted),
+        key=lambda size: abs(at(size) - target),
     )
     base = replace(config, **{change: size})
-    narrow, wide = (measure(replace(base, d_ffn=f)) for f in (4, 8))
-    d_ffn = 4 * max(1, 1 + round((wanted - narrow) / (wide - narrow)))
-    off = abs(measure(replace(base, d_ffn=d_ffn)) - wanted)
-    got = f"a model that comes no nearer than {off:,.0f} to {wanted:,.0f} by {change} and d_ffn"
-    require(off <= wide - narrow, "config", got, "one that can equal it")
+    at_4, at_8 = (measure(replace(base, d_ffn=f)) for f in (4, 8))
+    d_ffn = 4 * max(1, 1 + round((target - at_4) / (at_8 - at_4)))
+    off = abs(measure(replace(base, d_ffn=d_ffn)) - target)
+    got = f"a model that comes no nearer than {off:,.0f} to {target:,.0f} by {change} and d_ffn"
+    require(off <= at_8 - at_4, "config", got, "one that can equal it")
     return {change: size, "d_ffn": d_ffn}
 
 # %% ../nbs/16_perplexity.ipynb #c58d0080
 #| code-fold: true
 _is_loss = lambda x: x is None or is_number(x)
 _are_numbers = lambda x: isinstance(x, list) and all(map(is_number, x))
-# What is read of the record of a run; the last line only where it is there, as not of a
-# run that diverged.
+# What is read of the record of a run; _TIMED only where it is there: a run that diverged
+# has none of it.
 _SETTINGS = dict(arm=str, label=str, corpus=str, text=dict, model=dict)
 _SETTINGS |= dict(seed=is_integer, learning_rate=is_number)
 _MEASURED = dict(diverged=bool, parameters=is_count, non_embedding=is_count)
@@ -265,19 +220,20 @@ _TIMED = dict(training_flops=is_number, seconds=is_number)
 _TIMED |= dict(train_step=_are_numbers, train_seconds=_are_numbers)
 
 
-def _wrong(record: Record) -> list[str]:
+def _damaged(record: Record) -> list[str]:
     """What the record of a run lacks, or has of another kind."""
     s, m = record.settings, record.measured
-    timed = {name: kind for name, kind in _TIMED.items() if name in m}
+    kinds = _MEASURED | {name: _TIMED[name] for name in _TIMED if name in m}
     fits = lambda x, kind: (
         isinstance(x, kind) if isinstance(kind, type) else kind(x)
     )
-    return [
+    damaged = [
         name
-        for part, kinds in ((s, _SETTINGS), (m, _MEASURED | timed))
+        for part, kinds in ((s, _SETTINGS), (m, kinds))
         for name, kind in kinds.items()
         if name not in part or not fits(part[name], kind)
-    ] + ["fingerprint"] * ("fingerprint" not in (s.get("text") or ()))
+    ]
+    return damaged + ["fingerprint"] * ("fingerprint" not in (s.get("text") or ()))
 
 
 def _of_runs(records: Iterable[Record]) -> Iterator[Record]:
@@ -288,46 +244,30 @@ def _of_runs(records: Iterable[Record]) -> Iterator[Record]:
     for record in records:
         good = isinstance(record, Record)
         require(good, "records", f"a {type(record).__name__}", want)
-        wrong = _wrong(record)
-        got = f"one of {record.experiment} without a good {', '.join(wrong)}"
-        require(not wrong, "records", got, want)
+        damaged = _damaged(record)
+        got = f"one of {record.experiment} without a good {', '.join(damaged)}"
+        require(not damaged, "records", got, want)
         yield record
 
 
 def step_seconds(records: Iterable[Record]) -> float:
-    """Return the seconds of a training step: the median of the fastest quarter of
-    all stretches between two points of the learning curves.
+    """Return the seconds of a training step of one arm: the median of the fastest
+    quarter of all stretches between two points of the learning curves.
 
-    Parameters
-    ----------
-    records : iterable of gbattn.conventions.Record
-        Of one arm, one or more; runs that diverged are left out.
-
-    Raises
-    ------
-    ValueError
-        When no record has two points, or no time passed between them.
-
-    Notes
-    -----
-    A shared machine slows a run down, so the fast stretches say most about the
-    model; the very fastest says most about the clock. Source: chapter 16.
+    A shared machine slows a run down, so the fast stretches tell most about the
+    model; the very fastest tells most about the clock. Runs that diverged are left
+    out.
     """
     found = []
     for m in (record.measured for record in _of_runs(records)):
-        if m["diverged"]:  # such as one that was no better than a guess
-            continue
         points = list(zip(m.get("train_step", ()), m.get("train_seconds", ())))
-        found += [
-            (t1 - t0) / (s1 - s0)
-            for (s0, t0), (s1, t1) in itertools.pairwise(points)
-        ]
-    require(
-        bool(found),
-        "records",
-        "no two points of a learning curve",
-        "one run or more that did not diverge",
-    )
+        if not m["diverged"]:  # such as one that was no better than a guess
+            found += [
+                (t1 - t0) / (s1 - s0)
+                for (s0, t0), (s1, t1) in itertools.pairwise(points)
+            ]
+    want = "one run or more that did not diverge"
+    require(bool(found), "records", "no two points of a learning curve", want)
     seconds = median(sorted(found)[: math.ceil(len(found) / 4)])
     require(seconds > 0, "records", f"{seconds} seconds a step", "more than 0")
     return seconds
@@ -354,44 +294,26 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     -------
     dict
         ``{"d_model": …, "d_ffn": …}``, as `matched`.
-
-    Raises
-    ------
-    ValueError
-        When the arm or two sizes of multi-head attention are not among the records,
-        or the larger ones were no slower.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
     _check_open(config)
     records = [r for r in _of_runs(records) if not r.measured["diverged"]]
-    wanted = [r for r in records if r.settings["arm"] == slow]
+    slow_runs = [r for r in records if r.settings["arm"] == slow]
     sizes: dict[int, list[Record]] = {}
     for record in records:
         model = ModelConfig.from_dict(record.settings["model"])
         if model.attention == "multi_head" and not model.overrides:
             sizes.setdefault(MEASURES["training_flops"](model), []).append(record)
-    require(bool(wanted), "slow", repr(slow), "an arm of the records")
-    require(
-        len(sizes) > 1,
-        "records",
-        f"{len(sizes)} size of multi-head attention",
-        "two or more",
-    )
+    require(bool(slow_runs), "slow", repr(slow), "an arm of the records")
+    got = f"{len(sizes)} size of multi-head attention"
+    require(len(sizes) > 1, "records", got, "two or more")
     slope, offset = linear_regression(
         [math.log(flops) for flops in sizes],
         [math.log(step_seconds(of)) for of in sizes.values()],
     )
-    require(
-        slope > 0,
-        "records",
-        "larger models that are no slower",
-        "times that grow with the size",
-    )
-    flops = math.exp((math.log(step_seconds(wanted)) - offset) / slope)
-    return _fitted(config, MEASURES["training_flops"], flops, "d_model")
+    got = "larger models that are no slower"
+    require(slope > 0, "records", got, "times that grow with the size")
+    flops = math.exp((math.log(step_seconds(slow_runs)) - offset) / slope)
+    return _match(config, MEASURES["training_flops"], flops, "d_model")
 
 # %% ../nbs/16_perplexity.ipynb #ddd1de62
 #| code-fold: true
@@ -400,13 +322,13 @@ def _cached(spec: "CorpusSpec") -> Corpus | None:
     tokens were made."""
     if spec.fingerprint is None:
         return None
-    for path in sorted(_cache_root(None).glob(f"{spec.name}-*/{MANIFEST}")):
+    for path in sorted(cache_root(None).glob(f"{spec.name}-*/{MANIFEST}")):
         folder = path.parent
         if ".draft-" in folder.name:
             continue
         try:
-            said = Corpus(folder, _read_manifest(path, ""), None, None, None)
-            if said.fingerprint == spec.fingerprint:
+            found = Corpus(folder, read_manifest(path, ""), None, None, None)
+            if found.fingerprint == spec.fingerprint:
                 return open_corpus(folder)
         except (OSError, ValueError):  # damaged; another copy may be whole
             continue
@@ -421,8 +343,8 @@ def _check_paths(**given: object) -> None:
 
 @lru_cache(8)
 def _load(spec: "CorpusSpec", root: str | None) -> Corpus:
-    if carried := _cached(spec):
-        return carried
+    if cached := _cached(spec):
+        return cached
     known = spec.name == "python-docs" or spec.name in HUB
     place = spec.name
     if not known:
@@ -450,19 +372,10 @@ class CorpusSpec:
     vocab_size, tokenizer, max_train_tokens
         As in `gbattn.corpora.load_corpus`.
     max_valid_tokens : int, optional
-        How many tokens of valid the training loop looks at to choose its best step,
-        2 or more; all by default. What is reported is measured on all.
+        How many tokens of valid the training loop reads to choose its best step, 2 or
+        more; all by default. What is reported is measured on all.
     fingerprint : str, optional
         That of the corpus, where the experiment is about one text and no other.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
 
     name: str
@@ -473,42 +386,24 @@ class CorpusSpec:
     fingerprint: str | None = None
 
     def __post_init__(self):
-        for argument in (
-            "name",
-            *("fingerprint",) * (self.fingerprint is not None),
-        ):
+        for argument in ("name", "fingerprint"):
             value = getattr(self, argument)
             good = isinstance(value, str) and value != ""
+            good = good or argument == "fingerprint" and value is None
             require(good, argument, repr(value), "a string that is not empty")
-        want = "one of " + ", ".join(TOKENIZERS)
-        good = self.tokenizer in TOKENIZERS
-        require(good, "tokenizer", repr(self.tokenizer), want)
-        for argument, least in (
-            ("vocab_size", 1),
-            ("max_train_tokens", 1),
-            ("max_valid_tokens", 2),
-        ):
+        _check_one_of("tokenizer", self.tokenizer, TOKENIZERS)
+        least = {"vocab_size": 1, "max_train_tokens": 1, "max_valid_tokens": 2}
+        for argument, low in least.items():
             value = getattr(self, argument)
             good = value is None and argument != "vocab_size"
-            good = good or is_integer(value) and value >= least
-            require(good, argument, repr(value), f"an integer, {least} or more")
+            good = good or is_integer(value) and value >= low
+            require(good, argument, repr(value), f"an integer, {low} or more")
 
     def load(self, corpora: str | Path | None = None) -> Corpus:
-        """Return the corpus, made once and cached; a process reads it once. Where a
-        fingerprint is given and the cache has such a corpus, as when it was carried
-        here, the text itself is not needed.
-
-        Parameters
-        ----------
-        corpora : str or Path, optional
-            The folder that holds the folders of text; ``GBATTN_CORPORA`` by
-            default.
-
-        Raises
-        ------
-        ValueError
-            When the folder is not there, or holds another text than the fingerprint
-            says; and as `gbattn.corpora.load_corpus` does.
+        """Return the corpus, from the cache if it is there; a text of one's own is read
+        from the folder of that name in `corpora`, by default ``GBATTN_CORPORA``.
+        Where a fingerprint is given and the cache has such a corpus, as when it was
+        carried here, the text itself is not needed.
         """
         _check_paths(corpora=corpora)
         root = corpora or os.environ.get("GBATTN_CORPORA")
@@ -551,15 +446,6 @@ class Arm:
         In what, as `matched` takes it; time is that of the records of the sweep.
     change : {"d_model", "n_layers"}
         By what.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
 
     name: str
@@ -581,9 +467,9 @@ class Arm:
             _check_one_of(argument, getattr(self, argument), known)
         good = isinstance(self.label, str)
         require(good, "label", repr(self.label), "a string")
-        rival = self.equal_to
-        good = rival is None or isinstance(rival, Arm)
-        require(good, "equal_to", repr(rival), "an Arm, or None")
+        target = self.equal_to
+        good = target is None or isinstance(target, Arm)
+        require(good, "equal_to", repr(target), "an Arm, or None")
         _check_dictionaries(model=self.model, train=self.train)
         object.__setattr__(self, "label", self.label or self.name)
 
@@ -591,8 +477,8 @@ class Arm:
     def fixes(self) -> set[str]:
         """The fields in which it, or the arm that it is to equal, differs from the
         experiment's."""
-        rival = self.equal_to.fixes if self.equal_to else set()
-        return rival | {*self.model, *self.train}
+        target = self.equal_to.fixes if self.equal_to else set()
+        return target | {*self.model, *self.train}
 
 # %% ../nbs/16_perplexity.ipynb #0aac1322
 #| code-fold: true
@@ -607,41 +493,19 @@ def _fields_of(config: type, given: dict) -> dict:
 def _stated(config) -> dict:
     """The fields of a configuration that differ from their defaults."""
     plain = config.to_dict() if hasattr(config, "to_dict") else asdict(config)
-    default = {
-        entry.name: entry.default_factory()
-        if callable(entry.default_factory)
-        else entry.default
-        for entry in fields(config)
-    }
-    return {
-        name: plain[name]
-        for name in plain
-        if getattr(config, name) != default[name]
-    }
+    stated = {}
+    for entry in fields(config):
+        has_factory = callable(entry.default_factory)
+        default = entry.default_factory() if has_factory else entry.default
+        if getattr(config, entry.name) != default:
+            stated[entry.name] = plain[entry.name]
+    return stated
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, and every setting that decides its result.
-
-    Parameters
-    ----------
-    experiment : str
-        In whose folder its record goes.
-    arm : Arm
-    seed : int
-        Of the first weights, of the order of the data and of dropout.
-    corpus : CorpusSpec
-    model : gbattn.language_model.ModelConfig
-    train : gbattn.training.TrainConfig
-    varied : dict
-        What the grid chose, for the name.
-    planned : int
-        How many runs the experiment has.
-
-    Notes
-    -----
-    Source: chapter 16.
+    """One training run: every setting that decides its result, `varied`, what the
+    grid chose, and how many runs the experiment has `planned`.
     """
 
     experiment: str
@@ -655,16 +519,10 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Twelve hex digits of a hash of every setting that decides the result.
-
-        Every field of text, model and training counts that differs from its
-        default; the names of arm and experiment do not.
-        """
-        deciding = {
-            "corpus": _stated(self.corpus),
-            "model": _stated(self.model),
-            "train": _stated(self.train),
-        }
+        """Twelve hex digits of a hash of the fields of text, model and training that
+        differ from their defaults; names of arm and experiment do not count."""
+        parts = ("corpus", "model", "train")
+        deciding = {part: _stated(getattr(self, part)) for part in parts}
         text = json.dumps(deciding, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -725,15 +583,6 @@ class Experiment:
         The sweep from whose records each arm takes its learning rate.
     rate_of : str
         The arm of the sweep whose rate all take; by default each has its own.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
 
     name: str
@@ -755,81 +604,63 @@ class Experiment:
         good = isinstance(self.corpus, CorpusSpec)
         require(good, "corpus", repr(self.corpus), "a CorpusSpec")
         _check_dictionaries(model=self.model, train=self.train, grid=self.grid)
-        for argument, values, fits, want in (
-            ("arms", self.arms, lambda arm: isinstance(arm, Arm), "of Arm"),
-            (
-                "seeds",
-                self.seeds,
-                lambda seed: is_integer(seed) and seed >= 0,
-                "of integers, 0 or more",
-            ),
-            *(
-                (f"grid {key}", values, lambda value: True, "of values")
-                for key, values in self.grid.items()
-            ),
-        ):
+        is_arm = lambda arm: isinstance(arm, Arm)
+        is_seed = lambda seed: is_integer(seed) and seed >= 0
+        lists = [("arms", self.arms, is_arm, "of Arm")]
+        lists += [("seeds", self.seeds, is_seed, "of integers, 0 or more")]
+        any_value = lambda value: True
+        for key, values in self.grid.items():
+            lists += [(f"grid {key}", values, any_value, "of values")]
+        for argument, values, fits, want in lists:
             good = isinstance(values, (tuple, list, range))
             good = good and all(map(fits, values))
             require(good, argument, repr(values), f"a tuple {want}")
-        good = self.rates_from is None or isinstance(self.rates_from, Experiment)
-        require(good, "rates_from", repr(self.rates_from), "an Experiment, or None")
         names = [arm.name for arm in self.arms]
-        for argument, found in (
-            ("arms", names),
-            ("seeds", self.seeds),
-            *((f"grid {key}", values) for key, values in self.grid.items()),
-        ):
-            apart = all(a != b for a, b in itertools.combinations(found, 2))
-            good = len(found) > 0 and apart
-            require(good, argument, list(found), "one or more, all different")
-        known = (_names(ModelConfig) | _names(TrainConfig)) - {"vocab_size", "seed"}
-        for argument, owner, given in (
-            ("model", ModelConfig, self.model),
-            ("train", TrainConfig, self.train),
-            *((f"arm {arm.name}", ModelConfig, arm.model) for arm in self.arms),
-            *((f"arm {arm.name}", TrainConfig, arm.train) for arm in self.arms),
-        ):
-            wrong = set(given) - (_names(owner) - {"vocab_size", "seed"})
-            wrong = sorted(wrong, key=str)
-            require(
-                not wrong,
-                argument,
-                wrong,
-                f"fields of {owner.__name__} but vocab_size and seed",
-            )
-        wrong = sorted(set(self.grid) - known, key=str)
-        require(
-            not wrong,
-            "grid",
-            wrong,
-            "fields of ModelConfig and TrainConfig but vocab_size and seed",
-        )
+        for argument, values, *_ in [("arms", names), *lists[1:]]:
+            pairs = itertools.combinations(values, 2)
+            good = len(values) > 0 and all(a != b for a, b in pairs)
+            require(good, argument, list(values), "one or more, all different")
+        self._check_fields()
+        self._check_rates()
+
+    def _check_fields(self) -> None:
+        given = [("model", self.model, (ModelConfig,))]
+        given += [("train", self.train, (TrainConfig,))]
+        for arm in self.arms:
+            given += [(f"arm {arm.name}", arm.model, (ModelConfig,))]
+            given += [(f"arm {arm.name}", arm.train, (TrainConfig,))]
+        given += [("grid", self.grid, (ModelConfig, TrainConfig))]
+        for argument, keys, owners in given:
+            known = set().union(*map(_names, owners)) - {"vocab_size", "seed"}
+            wrong = sorted(set(keys) - known, key=str)
+            want = " and ".join(owner.__name__ for owner in owners)
+            want = f"fields of {want} but vocab_size and seed"
+            require(not wrong, argument, wrong, want)
         owner = {key: f"arm {arm.name}" for arm in self.arms for key in arm.fixes}
-        rate = "learning_rate"
-        owner |= {rate: "rates_from"} if self.rates_from else {}
+        if self.rates_from:
+            owner["learning_rate"] = "rates_from"
         twice = [
             f"{key}, which {owner[key]} sets" for key in self.grid if key in owner
         ]
         want = "fields that neither an arm nor rates_from sets"
         require(not twice, "grid", "; ".join(twice), want)
+
+    def _check_rates(self) -> None:
+        rate, sweep = "learning_rate", self.rates_from
+        good = sweep is None or isinstance(sweep, Experiment)
+        require(good, "rates_from", repr(sweep), "an Experiment, or None")
+        swept = [arm.name for arm in sweep.arms] if sweep else []
+        want = f"an arm of rates_from: {', '.join(swept) or 'there is no sweep'}"
+        require(self.rate_of in ("", *swept), "rate_of", self.rate_of, want)
+        if sweep is None:
+            return
         stated = [f"arm {arm.name}" for arm in self.arms if rate in arm.train]
         stated += ["train"] if rate in self.train else []
         want = "no learning_rate beside that of rates_from"
-        clash = bool(self.rates_from and stated)
-        require(not clash, ", ".join(stated), rate, want)
-        swept = (
-            [arm.name for arm in self.rates_from.arms] if self.rates_from else []
-        )
-        require(
-            not self.rate_of or self.rate_of in swept,
-            "rate_of",
-            self.rate_of,
-            f"an arm of rates_from: {', '.join(swept) or 'there is no sweep'}",
-        )
-        varied = set(self.rates_from.grid if self.rates_from else {rate})
+        require(not stated, ", ".join(stated), rate, want)
+        got = f"a sweep that varies {', '.join(sorted(sweep.grid)) or 'nothing'}"
         want = "one that varies learning_rate, and nothing else"
-        got = f"a sweep that varies {', '.join(sorted(varied)) or 'nothing'}"
-        require(varied == {rate}, "rates_from", got, want)
+        require(set(sweep.grid) == {rate}, "rates_from", got, want)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> "Experiment":
@@ -887,11 +718,6 @@ class Experiment:
         """The k-th of n parts of the runs, for the k-th of n machines, k from 1 to
         n. Runs that differ in their arm alone stay together: a machine times all
         arms, or none.
-
-        Raises
-        ------
-        ValueError
-            For a k or an n that is none.
         """
         good = is_count(k) and is_count(n) and k <= n
         require(good, "shard", repr((k, n)), "(k, n) with k from 1 to n")
@@ -901,38 +727,26 @@ class Experiment:
     def model_of(self, arm: Arm, varied: dict | None = None) -> ModelConfig:
         """The model of an arm at one combination of the grid, at the size that makes
         it equal to what it is to equal.
-
-        Raises
-        ------
-        ValueError
-            When it is to equal another in time, which the records of the sweep must
-            say: see `tuned`.
         """
         model = self.model | _fields_of(ModelConfig, varied or {}) | arm.model
         config = ModelConfig(vocab_size=self.corpus.vocab_size, **model)
         if arm.equal_to is None:
             return config
-        require(
-            arm.equal_in != "time",
-            f"arm {arm.name}",
-            "a size of equal time that is not known yet",
-            "an experiment with rates_from, whose tuned() takes it from the sweep",
+        got = "a size of equal time that is not known yet"
+        want = (
+            "an experiment with rates_from, whose tuned() takes it from the sweep"
         )
+        require(arm.equal_in != "time", f"arm {arm.name}", got, want)
         target = self.model_of(arm.equal_to, varied)
         return replace(
             config, **matched(config, target, arm.equal_in, change=arm.change)
         )
 
     def tuned(self, folder: Path | None = None) -> "Experiment":
-        """Return the experiment with the learning rate of each arm taken from the
-        records of its sweep, and the size of an arm that is matched by time from
-        the seconds that they took. An experiment without a sweep is returned as it
+        """Return the experiment with the learning rate of each arm from the records
+        of its sweep, which must be finished, and the size of an arm that is matched
+        by time from the seconds that they took. Without a sweep it is returned as it
         is.
-
-        Raises
-        ------
-        ValueError
-            When the sweep is not finished.
         """
         if self.rates_from is None:
             return self
@@ -941,12 +755,8 @@ class Experiment:
         arms = []
         for arm in self.arms:
             of = self.rate_of or arm.name
-            require(
-                of in rates,
-                "arms",
-                of,
-                f"an arm of {self.rates_from.name}: {', '.join(rates)}",
-            )
+            want = f"an arm of {self.rates_from.name}: {', '.join(rates)}"
+            require(of in rates, "arms", of, want)
             arm = replace(arm, train=arm.train | {"learning_rate": rates[of]})
             if arm.equal_to and arm.equal_in == "time":
                 config = self.model_of(replace(arm, equal_to=None))
@@ -959,11 +769,6 @@ class Experiment:
         """Return the names of the arms whose learning rate, as `tuned` takes it,
         lies at the edge of the grid of its sweep: no ordering of such an arm is
         decided.
-
-        Raises
-        ------
-        ValueError
-            When the sweep is not finished.
         """
         if self.rates_from is None:
             return set()
@@ -971,17 +776,11 @@ class Experiment:
         return {arm.name for arm in self.arms if (self.rate_of or arm.name) in edge}
 
     def _sweep(self, folder: Path | None) -> list[Record]:
-        sweep, planned = (
-            records_of(self.rates_from, folder),
-            self.rates_from.planned,
-        )
-        name = self.rates_from.name
-        require(
-            len(sweep) == planned,
-            "rates_from",
-            f"{len(sweep)} of the {planned} runs of {name}",
-            f"all of them: run {name} first, or take the book's: {_FETCH}",
-        )
+        name, planned = self.rates_from.name, self.rates_from.planned
+        sweep = records_of(self.rates_from, folder)
+        got = f"{len(sweep)} of the {planned} runs of {name}"
+        want = f"all of them: run {name} first, or take the book's: {_FETCH}"
+        require(len(sweep) == planned, "rates_from", got, want)
         return sweep
 
 # %% ../nbs/16_perplexity.ipynb #b6f0c7d2
@@ -1100,8 +899,10 @@ EXPERIMENTS = _Catalogue(
 def find_experiment(experiment: "Experiment | str | os.PathLike") -> Experiment:
     """Return an experiment of the book by its name in `EXPERIMENTS`, or that of a
     TOML file by a path that ends in ``.toml`` (see `Experiment.from_toml`); an
-    `Experiment` is returned as it is. A file may not have the name of another
-    experiment of the book, whose records it would mix with its own.
+    `Experiment` is returned as it is.
+
+    A file may not have the name of another experiment of the book, whose records
+    it would mix with its own.
     """
     if isinstance(experiment, Experiment):
         return experiment
@@ -1125,9 +926,8 @@ def _loss(record: Record, metric: str) -> float:
     if record.measured["diverged"]:
         return math.inf
     numbers = [name for name, value in record.measured.items() if is_number(value)]
-    require(
-        metric in numbers, "metric", repr(metric), "one of " + ", ".join(numbers)
-    )
+    want = f"one of {', '.join(numbers)}"
+    require(metric in numbers, "metric", repr(metric), want)
     return record.measured[metric]
 
 
@@ -1169,35 +969,16 @@ def _by_rate(
 def best_rates(
     records: Iterable[Record], metric: str = "valid_loss"
 ) -> dict[str, float]:
-    """Return, for each arm of a sweep, the learning rate of the lowest mean over
-    its seeds.
-
-    Parameters
-    ----------
-    records : iterable of gbattn.conventions.Record
-        Of runs that differ in arm, seed and learning rate.
-    metric : str
-        What is to be low; never one of test.
-
-    Raises
-    ------
-    ValueError
-        When the metric is of test or unknown, every rate of an arm diverged, the
-        texts differ, or two records have the same arm, rate and seed.
-
-    Notes
-    -----
-    Source: chapter 16.
+    """Return, for each arm of a sweep, the learning rate of the lowest mean over its
+    seeds of a metric, which may not be one of test. The records differ in arm, seed
+    and learning rate.
     """
     best = {}
     for arm, rates in _by_rate(records, metric).items():
         best[arm] = min(rates, key=rates.get)
-        require(
-            math.isfinite(rates[best[arm]]),
-            "records",
-            f"only runs of {arm} that diverged",
-            "one that did not",
-        )
+        good = math.isfinite(rates[best[arm]])
+        got = f"only runs of {arm} that diverged"
+        require(good, "records", got, "one that did not")
     return best
 
 
@@ -1205,49 +986,33 @@ def rates_at_edge(
     records: Iterable[Record], metric: str = "valid_loss"
 ) -> dict[str, float]:
     """Return those of the `best_rates` that are the lowest or the highest rate at
-    which their arm was run, so that the best may lie beyond.
-
-    Parameters
-    ----------
-    records : iterable of gbattn.conventions.Record
-        Of runs that differ in arm, seed and learning rate.
-    metric : str
-        What is to be low; never one of test.
-
-    Raises
-    ------
-    ValueError
-        As `best_rates`.
-
-    Notes
-    -----
-    Source: chapter 16.
+    which their arm was run, so that the best may lie beyond. Arguments as there.
     """
     records = list(records)
-    tried = _by_rate(records, metric)
-    edges = {arm: (min(rates), max(rates)) for arm, rates in tried.items()}
+    rates = _by_rate(records, metric)
     best = best_rates(records, metric)
-    return {arm: rate for arm, rate in best.items() if rate in edges[arm]}
+    return {
+        arm: rate
+        for arm, rate in best.items()
+        if rate in (min(rates[arm]), max(rates[arm]))
+    }
 
 # %% ../nbs/16_perplexity.ipynb #aefd86fd
 #| code-fold: true
 def _provenance(experiment: str) -> dict:
     """What a record says of where it was made, beyond what every record says."""
     here = Path(sys.modules["gbattn"].__file__).parent
-    git = lambda *words: subprocess.run(
-        ["git", "-C", str(here), *words], capture_output=True, text=True
-    )
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
     try:
-        found = git("rev-parse", "HEAD")
-        changed = git(
-            "status", "--porcelain", "--untracked-files=no", "--", "."
-        ).stdout.strip()
-        commit = (
-            found.stdout.strip() + ("+changes" if changed else "")
-            if found.returncode == 0
-            else "unknown"
-        )
-    except OSError:
+        commit = git("rev-parse", "HEAD")
+        if git("status", "--porcelain", "--untracked-files=no", "--", "."):
+            commit += "+changes"
+    except (OSError, subprocess.CalledProcessError):
         commit = "unknown"
     versions = {}
     for package in ("accelerate", "tokenizers"):
@@ -1265,13 +1030,10 @@ def _rounded(values: Iterable[float], digits: int = 5) -> list[float]:
 def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Record:
     """Train and evaluate one run, from where it was left."""
     corpus = one.corpus.load(corpora)
-    want = f"{one.corpus.vocab_size}, as the model has"
-    require(
-        corpus.vocab_size == one.corpus.vocab_size,
-        "vocab_size",
-        corpus.vocab_size,
-        want,
-    )
+    vocab_size = one.corpus.vocab_size
+    same = corpus.vocab_size == vocab_size
+    want = f"{vocab_size}, as the model has"
+    require(same, "vocab_size", corpus.vocab_size, want)
     model = LanguageModel(one.model, seed=one.seed)
     count = parameter_count(one.model)
     length = one.train.length or one.model.max_length
@@ -1284,13 +1046,12 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
     }
     settings = one.settings
     settings["text"]["fingerprint"] = corpus.fingerprint
-    seen = SimpleNamespace(
-        train=corpus.train, valid=corpus.valid[: one.corpus.max_valid_tokens]
-    )
+    valid = corpus.valid[: one.corpus.max_valid_tokens]
+    splits = SimpleNamespace(train=corpus.train, valid=valid)
     record = lambda: Record(one.experiment, settings, measured)
     try:
         history = train(
-            model, seen, one.train, folder=work / "checkpoints", progress=progress
+            model, splits, one.train, folder=work / "checkpoints", progress=progress
         )
     except FloatingPointError as error:
         measured["why"] = str(error)
@@ -1313,8 +1074,9 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
         "best_loss": history.best_loss,
     }
     if history.best_loss >= math.log(one.model.vocab_size):
+        best = f"{history.best_loss:.3f}"
         measured["why"] = (
-            f"the best validation loss, {history.best_loss:.3f}, is no better than a guess"
+            f"the best validation loss, {best}, is no better than a guess"
         )
         return record()
     measured["diverged"] = False
@@ -1344,14 +1106,10 @@ def _read(path: Path, one: Run, text: str | None = None) -> Record:
     require(len(found) == 1, str(path), f"{len(found)} records", "one, of one run")
     record, parts = found[0], ("text", "model", "train")
     known = json.loads(json.dumps(one.settings))
-    whole = known.keys() <= record.settings.keys() and not _wrong(record)
+    whole = known.keys() <= record.settings.keys() and not _damaged(record)
     whole = whole and isinstance(record.settings["train"], dict)
-    require(
-        whole,
-        str(path),
-        "a damaged record",
-        "a whole one: delete it, and run it again",
-    )
+    want = "a whole one: delete it, and run it again"
+    require(whole, str(path), "a damaged record", want)
     if known["text"]["fingerprint"] is None:
         found = record.settings["text"]["fingerprint"]
         known["text"]["fingerprint"] = found if text is None else text
@@ -1374,9 +1132,9 @@ def _finished(one: Run, folder: Path, text: str | None = None) -> Record | None:
         return None
     record = _read(path, one, text)
     got = record.experiment, record.settings["arm"], record.settings["seed"]
-    mine = one.experiment, one.arm.name, one.seed
-    want = f"{mine}: delete the record, and run it again"
-    require(got == mine, str(path), f"a record of {got}", want)
+    expected = one.experiment, one.arm.name, one.seed
+    want = f"{expected}: delete the record, and run it again"
+    require(got == expected, str(path), f"a record of {got}", want)
     return record
 
 
@@ -1387,39 +1145,22 @@ def _from_elsewhere(one: Run, folder: Path, text: str) -> Record | None:
         record = _read(path, one)
         if record.settings["text"]["fingerprint"] != text:
             continue  # its folder has other files since
-        mine = {key: one.settings[key] for key in ("arm", "label", "planned")}
-        return replace(
-            record, experiment=one.experiment, settings=record.settings | mine
-        )
+        names = {key: one.settings[key] for key in ("arm", "label", "planned")}
+        settings = record.settings | names
+        return replace(record, experiment=one.experiment, settings=settings)
     return None
 
 
 def records_of(
     experiment: "Experiment | str", folder: str | Path | None = None
 ) -> list[Record]:
-    """Return the records of the runs of an experiment that are in so far, in the
-    order of its runs.
+    """Return the records of an experiment (what `find_experiment` takes) that are in
+    so far, in the order of its runs, from a folder of records,
+    `gbattn.conventions.results_folder` by default.
 
     A record of a run that the experiment no longer has, as when its sweep has found
     a better rate since, is not among them. As long as its sweep is not finished its
     runs are not known, and none is in.
-
-    Parameters
-    ----------
-    experiment : Experiment or str
-        What `find_experiment` takes.
-    folder : str or Path, optional
-        The folder of records; `gbattn.conventions.results_folder` by default.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, or a record that is damaged or has other settings than
-        its run.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
     experiment = find_experiment(experiment)
     _check_paths(folder=folder)
@@ -1432,14 +1173,14 @@ def records_of(
     return [record for one in runs if (record := _finished(one, folder))]
 
 
-def _one_line(error: Exception) -> str:
-    """What an error says: in full if it is a sentence of ours, else its first line, and
-    of that no more than 300 characters; that of a compiler has a thousand."""
-    said = str(error).strip()
+def describe_error(error: Exception) -> str:
+    """Return what an error says, on one line: the whole of a ValueError, of any other
+    the first line, at most 300 characters of it; a compiler's has a thousand."""
+    message = str(error).strip()
     if not isinstance(error, ValueError):
-        line = said.partition("\n")[0]
-        said = line if len(line) <= 300 else f"{line[:299]}…"
-    return " ".join(said.split()) or type(error).__name__
+        line = message.partition("\n")[0]
+        message = line if len(line) <= 300 else f"{line[:299]}…"
+    return " ".join(message.split()) or type(error).__name__
 
 
 def _work(
@@ -1450,9 +1191,9 @@ def _work(
     progress: bool,
     failures: Path,
 ) -> list[Exception]:
-    """Take the first run that is neither finished nor another's, until there is
-    none. A run that fails holds up no other: it is a line in a file that all workers
-    share, and none tries it again. Return the errors."""
+    """Do the first run that is neither finished nor another process's, until there
+    is none. A run that fails is a line in a file that all workers share, and none
+    tries it again. Return the errors."""
     from filelock import FileLock, Timeout
 
     errors: list[Exception] = []
@@ -1464,27 +1205,27 @@ def _work(
         text = one.corpus.load(corpora).fingerprint
         return one.id in failed or _finished(one, folder, text) is not None
 
-    def say(number: int, one: Run, what: str) -> None:
+    def report(number: int, one: Run, what: str) -> None:
         line = f"{one.experiment} {number}/{len(runs)} {one.name}: {what}"
         print(line, file=sys.stderr, flush=True)
 
-    def take() -> bool:
+    def run_next() -> bool:
         for number, one in enumerate(runs, 1):
             place = work / one.id
-            with ExitStack() as held:
+            with ExitStack() as stack:
                 try:
                     if over(one):
                         continue
                     place.mkdir(parents=True, exist_ok=True)
                     # The system frees it when a process dies.
-                    held.enter_context(FileLock(place / "lock", timeout=0))
+                    stack.enter_context(FileLock(place / "lock", timeout=0))
                     if over(one):
                         continue
                     text = one.corpus.load(corpora).fingerprint
                     record = _from_elsewhere(one, folder, text)
                     if record is None:
                         if not progress:
-                            say(number, one, "starts")
+                            report(number, one, "starts")
                         record = _perform(one, place, corpora, progress)
                         provenance = record.provenance | _provenance(one.experiment)
                         record = replace(record, provenance=provenance)
@@ -1493,7 +1234,7 @@ def _work(
                 except Timeout:
                     continue
                 except Exception as error:  # noted while the lock is held
-                    why = _one_line(error)
+                    why = describe_error(error)
                     with failures.open("a", encoding="utf-8") as file:
                         file.write(f"{one.id} {one.name}: {why}\n")
                     errors.append(error)
@@ -1505,18 +1246,18 @@ def _work(
                         if not m["diverged"]
                         else f"diverged: {m['why']}"
                     )
-            say(number, one, end)
+            report(number, one, end)
             return True
         return False
 
-    while take():
+    while run_next():
         pass
     return errors
 
 
 def _end_with_parent() -> None:
-    """Wait until the process at the other end of standard input is gone, however it
-    ended, and end this one."""
+    """End this process when the one at the other end of standard input is gone,
+    however it ended."""
     os.read(sys.stdin.fileno(), 1)  # nothing more is written, so this is its end
     os._exit(1)
 
@@ -1564,9 +1305,9 @@ def _wait_for_workers(count: int, share: tuple) -> list[int]:
             process.wait()
 
 
-def _text_at_hand(spec: "CorpusSpec", corpora: str | None) -> str | None:
-    """The fingerprint of a text of one's own as it is now, if it is here and not
-    pinned."""
+def _text_fingerprint(spec: "CorpusSpec", corpora: str | None) -> str | None:
+    """The fingerprint of a reader's own text as it is now, if it is here and the
+    experiment does not name one."""
     if spec.fingerprint or spec.name == "python-docs" or spec.name in HUB:
         return None
     root = os.environ.get("GBATTN_CORPORA")
@@ -1581,8 +1322,8 @@ def _swept(experiment: "Experiment") -> list["Run"]:
     return sweep.runs() if sweep and alike(sweep) == alike(experiment) else []
 
 
-def _demand_writable(argument: str, folder: Path, *below: str) -> None:
-    """Make a folder, and one below it, or say why not."""
+def check_writable(argument: str, folder: Path, *below: str) -> None:
+    """Make a folder and one below it; refuse one that cannot be written to."""
     inner = folder.joinpath(*below)
     try:
         inner.mkdir(parents=True, exist_ok=True)
@@ -1612,15 +1353,14 @@ def run(
 
     Parameters
     ----------
-    experiment : Experiment or str
+    experiment : Experiment, str or path
         What `find_experiment` takes.
     workers : int
         Processes, each with one thread of torch; 1 is this process, with the
         threads it has. All of them train on the device that accelerate finds; for
         several GPUs call `run` once for each, with CUDA_VISIBLE_DEVICES set.
     shard : tuple of int
-        (k, n): only the k-th of n parts, for n machines, as `Experiment.shard` has
-        it.
+        (k, n): only the k-th of n parts, for n machines (`Experiment.shard`).
     folder : str or Path, optional
         The folder of records; `gbattn.conventions.results_folder` by default.
     work : str or Path, optional
@@ -1634,21 +1374,8 @@ def run(
     Returns
     -------
     list[gbattn.conventions.Record]
-        Of all shards, as far as they are in this folder.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also when a learning
-        rate is to come from a sweep that is not finished, or a record, also one of
-        that sweep, is of another text than the one that is here now.
-    Exception
-        The first error of a run, after all others are done; of several workers a
-        RuntimeError that says which run it was and why, if runs are left.
-
-    Notes
-    -----
-    Source: chapter 16.
+        Of all shards, as far as they are in this folder. The first error of a run is
+        raised after all others are done, of several workers as a RuntimeError.
     """
     experiment = find_experiment(experiment)
     require(is_count(workers), "workers", repr(workers), "a positive integer")
@@ -1668,7 +1395,7 @@ def run(
     left = [one for one in runs if not (here / f"{one.name}.json").is_file()]
     _load.cache_clear()  # the files may be others than at the last call
     if not left:
-        if text := _text_at_hand(experiment.corpus, corpora):
+        if text := _text_fingerprint(experiment.corpus, corpora):
             for one in (*_swept(experiment), *experiment.tuned(folder).runs()):
                 _finished(one, folder, text)
         return records_of(experiment, folder)
@@ -1677,15 +1404,19 @@ def run(
     profile()
     for one in left:
         check_precision(one.train.precision)
-    corpus, wanted = experiment.corpus.load(corpora), experiment.corpus.vocab_size
+    corpus, vocab_size = (
+        experiment.corpus.load(corpora),
+        experiment.corpus.vocab_size,
+    )
     want = f"a longer text, or vocab_size={corpus.vocab_size}"
-    reached = corpus.vocab_size == wanted
-    got = f"a text that reaches {corpus.vocab_size} token types of {wanted}"
-    require(reached, "corpus", got, want)
+    got = (
+        f"a text that reaches a vocabulary of {corpus.vocab_size}, not {vocab_size}"
+    )
+    require(corpus.vocab_size == vocab_size, "corpus", got, want)
     for one in _swept(experiment):
         _finished(one, folder, corpus.fingerprint)
-    _demand_writable("folder", folder, experiment.name)
-    _demand_writable("work", work)
+    check_writable("folder", folder, experiment.name)
+    check_writable("work", work)
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
         failures = Path(place) / "failures"
         failures.touch()
@@ -1702,9 +1433,8 @@ def run(
         why = f"{len(failed)} of {len(left)} runs failed, the first {first}"
     done = all((here / f"{one.name}.json").is_file() for one in left)
     if failed or any(codes) and not done:
-        raise RuntimeError(
-            f"{why}; what is finished is kept, and run goes on from there"
-        )
+        why += "; what is finished is kept, and run goes on from there"
+        raise RuntimeError(why)
     return records_of(experiment, folder)
 
 # %% ../nbs/16_perplexity.ipynb #1d28d9af
@@ -1745,57 +1475,32 @@ def compare(
     confidence: float = 0.95,
 ) -> list[Row]:
     """Compare the arms of an experiment: for each its mean, and its paired
-    difference to the reference with an interval.
+    difference to the reference with an interval, in the order of the means.
 
     Parameters
     ----------
     records : iterable of gbattn.conventions.Record
-        One of each arm and seed, all on the same text.
+        One of each arm and seed, all on the same text. Runs that diverged are
+        counted, and left out of the means.
     metric : str
         A number of the records. A difference of losses in nats is the logarithm of
         a ratio of perplexities.
     reference : str
-        The arm that the others are compared with.
+        The arm that the others are compared with, at the seeds that both have.
     confidence : float
         Of the interval.
-
-    Returns
-    -------
-    list[Row]
-        In the order of the means. ``difference`` is arm minus reference over the
-        ``pairs`` seeds that both have. Runs that diverged are counted and left out
-        of the means.
-
-    Raises
-    ------
-    ValueError
-        When two records have the same arm and seed, the texts differ, there is no
-        reference, or the metric is unknown.
-
-    Notes
-    -----
-    Source: chapter 16.
     """
     _check_confidence(confidence)
     arms: dict[str, dict[int, Record]] = {}
     for record in _of_one_text(records):
         arm, seed = record.settings["arm"], record.settings["seed"]
         once = seed not in arms.setdefault(arm, {})
-        require(
-            once,
-            "records",
-            f"two of arm {arm} and seed {seed}",
-            "one: choose a learning rate first",
-        )
+        got = f"two of arm {arm} and seed {seed}"
+        require(once, "records", got, "one: choose a learning rate first")
         arms[arm][seed] = record
-    known = isinstance(reference, str) and reference in arms
-    require(
-        known,
-        "reference",
-        repr(reference),
-        "one of "
-        + (", ".join(arms) or "the arms of the records, but there are none"),
-    )
+    known = ", ".join(arms) or "the arms of the records, but there are none"
+    good = isinstance(reference, str) and reference in arms
+    require(good, "reference", repr(reference), f"one of {known}")
     value = {
         arm: {
             seed: _loss(record, metric)
@@ -1807,15 +1512,13 @@ def compare(
     rows = []
     for arm, of in arms.items():
         good = list(value[arm].values())
-        both = (
-            sorted(set(value[arm]) & set(value[reference]))
-            if arm != reference
-            else []
-        )
-        apart = [value[arm][seed] - value[reference][seed] for seed in both]
-        low, high = (
-            paired_interval(apart, confidence) if len(apart) > 1 else (None, None)
-        )
+        pairs = set(value[arm]) & set(value[reference]) if arm != reference else ()
+        apart = [
+            value[arm][seed] - value[reference][seed] for seed in sorted(pairs)
+        ]
+        low = high = None
+        if len(apart) > 1:
+            low, high = paired_interval(apart, confidence)
         first = next(iter(of.values()))
         flops, seconds = (
             [r.measured[key] for r in of.values() if key in r.measured]

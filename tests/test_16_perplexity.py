@@ -1377,7 +1377,7 @@ def test_without_its_text_an_experiment_leaves_nothing_behind(tmp_path):
 
 def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
     with pytest.raises(
-        ValueError, match=r"corpus: got a text that reaches (\d+) token types of 5000; want .*vocab_size=\1"
+        ValueError, match=r"corpus: got a text that reaches a vocabulary of (\d+), not 5000; want .*vocab_size=\1"
     ):
         go(corpora, tmp_path, replace(TINY, corpus=CorpusSpec(name="tiny", vocab_size=5000)))
 
