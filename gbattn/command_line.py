@@ -285,13 +285,13 @@ def _inside(config: type, values: dict, error: str) -> str:
 def _carried(chosen: dict, words: Sequence[str]) -> dict:
     """What a text that was tokenized before says of its recipe, in place of options
     that were not typed."""
-    from gbattn.corpora import MANIFEST, _read_manifest
+    from gbattn.corpora import MANIFEST, read_manifest
 
     path = Path(chosen.get("corpus") or "") / MANIFEST
     if "tokenizer" not in chosen or not _is_folder(chosen["corpus"]):
         return {}
     try:
-        made = _read_manifest(path, "")["recipe"]
+        made = read_manifest(path, "")["recipe"]
     except (
         OSError,
         ValueError,
@@ -534,12 +534,12 @@ def _open_tokenizer(folder: Path) -> "Corpus":
     """The corpus that a model has learned from, without its tokens."""
     import numpy as np
 
-    from gbattn.corpora import MANIFEST, Corpus, _read_manifest
+    from gbattn.corpora import MANIFEST, Corpus, read_manifest
 
     path = folder / MANIFEST
     cure = "what gbattn train wrote; the same command once more writes it again"
     _require(path.is_file(), str(path), "no such file", cure)
-    manifest = _read_manifest(path, cure)
+    manifest = read_manifest(path, cure)
     none = np.empty(0, manifest["splits"]["train"]["dtype"])
     return Corpus(folder, manifest, none, none, none)
 
@@ -1154,7 +1154,7 @@ def run_experiment(
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
     from gbattn.conventions import is_count, is_integer
-    from gbattn.experiments import EXPERIMENTS, _demand_writable, run
+    from gbattn.experiments import EXPERIMENTS, check_writable, run
 
     _require(is_count(workers), "workers", workers, "a positive integer")
     _demand_one_process("run", "--workers starts more")
@@ -1176,7 +1176,7 @@ def run_experiment(
         _tell(f"part {k}/{n} of {name} is empty: there is nothing to run here")
     if before["done"] != before["runs"]:
         experiment.corpus.load(corpora)  # without it, nothing is left behind
-        _demand_writable("results", folder, name)
+        check_writable("results", folder, name)
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
         records = run(experiment, workers=workers, shard=shard, **places)
@@ -1656,9 +1656,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
         if os.environ.get("GBATTN_DEBUG"):
             raise
-        from gbattn.experiments import _one_line
+        from gbattn.experiments import describe_error
 
-        _tell(f"{about}: {_one_line(error)}")
+        _tell(f"{about}: {describe_error(error)}")
         return 1
 
 

@@ -54,9 +54,8 @@ def metadata(wheel, name):
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(wheel):
-    library = {f"gbattn/{path.name}" for path in (ROOT / "gbattn").glob("*.py*") if path.is_file()} | {
-        "gbattn/py.typed"
-    }
+    files = [*(ROOT / "gbattn").glob("*.py*"), *(ROOT / "gbattn" / "catalogue").glob("*.toml")]
+    library = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()} | {"gbattn/py.typed"}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == library, f"missing: {sorted(library - held)}; not the library: {sorted(held - library)}"
 
@@ -100,6 +99,12 @@ def test_the_program_works_where_the_book_is_not(installed, tmp_path):
     assert installed("compare", "mini", "--results", records) == (code, out, err)
     code, out, err = installed("run", "mini", GBATTN_RESULTS=records)  # where nothing is left to do
     assert code == 0 and "30 of  30 runs" in out
+
+
+def test_an_export_leaves_the_catalogue_alone():
+    """`make export` clears the library's modules first, and no more."""
+    printed = subprocess.run(["make", "-n", "export"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line for line in printed.splitlines() if "gbattn/" in line] == ["rm -f gbattn/[!_]*.py"]
 
 
 def test_the_wheel_says_what_it_is(wheel):
