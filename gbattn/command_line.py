@@ -446,7 +446,7 @@ def _locked(folder: Path):
 def _read_run(folder: Path) -> dict:
     """What a run is for, as `_claim` wrote it."""
     from gbattn.conventions import is_count, read_json
-    from gbattn.corpora import _check_recipe
+    from gbattn.corpora import check_recipe
 
     path, want = folder / _RUN, "a folder that gbattn train made"
     _require(path.is_file(), "folder", f"{folder} without {_RUN}", want)
@@ -460,7 +460,7 @@ def _read_run(folder: Path) -> dict:
         whole = whole and (most is None or is_count(most))
         for name in ("corpus", "fingerprint"):
             whole = whole and isinstance(found[name], str)
-        _check_recipe("tokenizer", recipe["tokenizer"], recipe["vocab_size"])
+        check_recipe("tokenizer", recipe["tokenizer"], recipe["vocab_size"])
         _config("TrainConfig")(**found["training"])
         _config("ModelConfig").from_dict(found["model"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -366,7 +366,7 @@ def test_tokens_of_another_device(corpus):
 
 def test_rows_of_different_lengths(corpus):
     for use in (corpus.decode, corpus.n_bytes, lambda tokens: TokenStream(tokens, 1, 1, 0)):
-        with pytest.raises(ValueError, match="tokens: got what is no array .*; want token numbers"):
+        with pytest.raises(ValueError, match="tokens: got what is no array .*; want token ids"):
             use([[1, 2], [3]])
 
 
@@ -1052,12 +1052,12 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         load_corpus(vocab_size=2**64)
     with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
         load_corpus(corpus.folder)
-    with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of byte-level, published"):
+    with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of 'byte-level', 'published'"):
         load_corpus(tokenizer="words")
     with pytest.raises(ValueError, match="vocab_size: got 255; want an integer, 256 or more"):
         load_corpus(vocab_size=255)
     for count in (0, 1, True, 2.5):
-        with pytest.raises(ValueError, match="max_train_tokens: got .*; want an integer, 2 or more"):
+        with pytest.raises(ValueError, match="max_train_tokens: got .*; want None or an integer, 2 or more"):
             load_corpus(max_train_tokens=count)
     with pytest.raises(ValueError, match="recipe: got 'words'; want one of"):
         train_tokenizer(["a"], recipe="words")
@@ -1234,11 +1234,11 @@ def test_an_overlap_gives_each_target_its_context():
 def test_faults_of_batches():
     tokens = np.arange(100)
     for name, call in {
-        "tokens: got dtype float64, shape (3,); want token numbers of shape (n,)": lambda: TokenStream(
+        "tokens: got dtype float64, shape (3,); want token ids of shape (n,)": lambda: TokenStream(
             np.zeros(3), 1, 1, 0
         ),
         "tokens: got dtype int64, shape (2, 2)": lambda: sequential_windows(np.zeros((2, 2), int), 1),
-        "tokens: got numbers from -100 to 3; want token numbers, 0 or more": lambda: sequential_windows([3, -100], 1),
+        "tokens: got numbers from -100 to 3; want token ids, 0 or more": lambda: sequential_windows([3, -100], 1),
         "tokens: got numbers from -1 to 99; want token": lambda: TokenStream(np.append(tokens, -1), 1, 1, 0),
         "tokens: got numbers from 0 to 9223372036854775808": lambda: TokenStream(
             np.array([0, 2**63], np.uint64), 1, 1, 0
@@ -1322,7 +1322,7 @@ def test_the_bigram_loss_of_a_known_language():
         (([0, 1], [], 2), "tokens: got dtype float64, shape .*; want token"),
         (([0, 1], [0], 2), "valid: got 1 tokens; want 2 or more"),
         (([0, 2], [0, 1], 2), "train: got a number outside; want 0 to 1"),
-        (([0, 1], [0, -100], 2), "tokens: got numbers from -100 to 0"),
+        (([0, 1], [0, -100], 2), "tokens: got numbers from -100 to 0; want token ids, 0 or more"),
         (([0, 1], [0, 1], True), "vocab_size: got True; want a positive integer"),
         (([0, 1], [0, 1], 2.5), "vocab_size: got 2.5; want a positive integer"),
         (("text", [0, 1], 2), "tokens: got dtype"),
