@@ -406,12 +406,33 @@ class _Once(torch.autograd.Function):
         return _Once.apply(gradient, True), None
 
 
-def _read_fast(X, Y, weights, means, ridge, rcond):
-    """L and M from XᵀX, summed over blocks, in units in which it cannot overflow."""
-    unit = _power_of_two(X)
-    gram, cross = 0, 0
+def _gram(X, Y, weights, means, unit=None):
+    """XᵀWX / unit² and XᵀWY / unit, block by block."""
+    gram = cross = 0
     for xw, x, y in _blocks(X, Y, weights, means):
-        gram, cross = gram + (xw / unit) @ (x / unit), cross + (xw / unit) @ y
+        if unit is not None:
+            xw, x = xw / unit, x / unit
+        gram, cross = gram + xw @ x, cross + xw @ y
+    return gram, cross
+
+
+def _squares_fit(gram, cross) -> bool:
+    """Whether no square has come near overflow, nor near the numbers where digits
+    are lost to underflow."""
+    limits = torch.finfo(gram.dtype)
+    low, high = limits.tiny / limits.eps**3, limits.max * limits.eps
+    sizes = [x.abs().amax((-2, -1)) for x in (gram, cross)]
+    return all(bool(((low < size) & (size < high)).all()) for size in sizes)
+
+
+def _read_fast(X, Y, weights, means, ridge, rcond):
+    """L and M from XᵀX, which is scaled only where its squares need it: that takes
+    two passes more."""
+    unit = X.new_ones(1, 1)
+    gram, cross = _gram(X, Y, weights, means)
+    if not _squares_fit(gram, cross):
+        unit = _power_of_two(X)
+        gram, cross = _gram(X, Y, weights, means, unit)
     singular, U = _spectrum_of_gram(gram)
     singular = singular * unit[..., 0]
     inverse = _inverse_lengths(singular, X.shape[-2], ridge, rcond, "fast")
