@@ -159,12 +159,7 @@ def _check_base(name: str, base: float, also: str = "") -> None:
 
 # %% ../nbs/06_attention.ipynb #b6fdf8bd
 def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Cut the features of x (B, T, heads · K) into heads, (B, heads, T, K).
-
-    Notes
-    -----
-    Source: chapter 6.
-    """
+    """Cut the features of x (B, T, heads · K) into heads, (B, heads, T, K)."""
     require(is_count(n_heads), "n_heads", n_heads, "a positive integer")
     fits = isinstance(x, torch.Tensor) and x.ndim == 3
     fits = fits and x.shape[-1] % n_heads == 0
@@ -174,12 +169,7 @@ def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def merge_heads(x: torch.Tensor) -> torch.Tensor:
-    """Concatenate the heads of x (B, heads, T, K), to (B, T, heads · K).
-
-    Notes
-    -----
-    Source: chapter 6.
-    """
+    """Concatenate the heads of x (B, heads, T, K), to (B, T, heads · K)."""
     fits = isinstance(x, torch.Tensor) and x.ndim == 4
     check_shape(fits, "x", x, lambda: "(B, heads, T, K)")
     return x.transpose(1, 2).flatten(-2)

@@ -31,13 +31,14 @@ from .conventions import check_flag, is_count, is_number, require
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
 def _choice(argument: str, chosen: object, known: dict[str, object]):
-    """What is known under the name chosen."""
+    """The value of a known name."""
     good = isinstance(chosen, str) and chosen in known
     require(good, argument, repr(chosen), f"one of {', '.join(known)}")
     return known[chosen]
 
 
 def check_features(name: str, x: torch.Tensor, d_model: int | None = None) -> None:
+    """Require floating numbers (…, D), of a width D if that is given."""
     fits = isinstance(x, torch.Tensor) and x.ndim > 0 and x.is_floating_point()
     fits = fits and (d_model is None or x.shape[-1] == d_model)
     if not fits:
@@ -47,8 +48,10 @@ def check_features(name: str, x: torch.Tensor, d_model: int | None = None) -> No
         require(False, name, got, f"floating numbers of shape (…, D){width}")
 
 # %% ../nbs/11_blocks.ipynb #0cdddbd1
-class _Squash(nn.Module):
-    _squash: Callable[[torch.Tensor], torch.Tensor]
+class _Pointwise(nn.Module):
+    """weight ⊙ f(alpha · x) + bias, in place of a normaliser."""
+
+    _function: Callable[[torch.Tensor], torch.Tensor]
 
     def __init__(
         self,
@@ -62,30 +65,30 @@ class _Squash(nn.Module):
         good = is_number(alpha) and alpha > 0
         require(good, "alpha", alpha, "a positive number")
         super().__init__()
-        made = dict(device=device, dtype=dtype)
+        factory_kwargs = dict(device=device, dtype=dtype)
         self.start = float(alpha)
-        self.alpha = nn.Parameter(torch.empty(1, **made))
-        self.weight = nn.Parameter(torch.empty(d_model, **made))
-        self.bias = nn.Parameter(torch.empty(d_model, **made))
+        self.alpha = nn.Parameter(torch.empty(1, **factory_kwargs))
+        self.weight = nn.Parameter(torch.empty(d_model, **factory_kwargs))
+        self.bias = nn.Parameter(torch.empty(d_model, **factory_kwargs))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set ``alpha`` to where it started, ``weight`` to 1 and ``bias`` to 0."""
+        """Set ``alpha`` to its start, ``weight`` to 1 and ``bias`` to 0."""
         nn.init.constant_(self.alpha, self.start)
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x squashed, shape (…, D)."""
+        """Return weight ⊙ f(alpha · x) + bias, shape (…, D)."""
         check_features("x", x, len(self.weight))
-        return torch.addcmul(self.bias, self.weight, self._squash(self.alpha * x))
+        return torch.addcmul(self.bias, self.weight, self._function(self.alpha * x))
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
         return f"{len(self.weight)}, alpha={self.start}"
 
 
-class DyT(_Squash):
+class DyT(_Pointwise):
     """Dynamic tanh, weight ⊙ tanh(alpha · x) + bias, in the place of a normaliser.
 
     Parameters
@@ -93,15 +96,9 @@ class DyT(_Squash):
     d_model : int
         Width D.
     alpha : float
-        Where the one learned number alpha starts.
+        Start of the one learned number alpha.
     device, dtype : optional
         Of the weights, as in torch's own layers.
-
-    Raises
-    ------
-    ValueError
-        For a width that is no positive integer, an alpha that is not positive, or
-        an input of another width.
 
     Notes
     -----
@@ -109,34 +106,19 @@ class DyT(_Squash):
     et al. (2025).
     """
 
-    _squash = staticmethod(torch.tanh)
+    _function = staticmethod(torch.tanh)
 
 
-class Derf(_Squash):
+class Derf(_Pointwise):
     """Dynamic erf, weight ⊙ erf(alpha · x) + bias, in the place of a normaliser.
-
-    Parameters
-    ----------
-    d_model : int
-        Width D.
-    alpha : float
-        Where the one learned number alpha starts.
-    device, dtype : optional
-        Of the weights, as in torch's own layers.
-
-    Raises
-    ------
-    ValueError
-        For a width that is no positive integer, an alpha that is not positive, or
-        an input of another width.
 
     Notes
     -----
-    Weights: ``alpha`` (1,), ``weight`` and ``bias`` (D,). Without the shift inside
-    the erf that its authors learn too. Source: chapter 11; Chen et al. (2025).
+    Parameters and weights as in `DyT`. Without the shift inside the erf that its
+    authors learn too. Source: chapter 11; Chen et al. (2025).
     """
 
-    _squash = staticmethod(torch.erf)
+    _function = staticmethod(torch.erf)
 
 
 NORMALIZERS: dict[str, Callable[..., nn.Module]] = {
@@ -147,7 +129,7 @@ NORMALIZERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def make_normalizer(name: str, d_model: int, **made) -> nn.Module:
+def make_normalizer(name: str, d_model: int, **factory_kwargs) -> nn.Module:
     """Return a new normaliser by its name.
 
     Parameters
@@ -156,14 +138,9 @@ def make_normalizer(name: str, d_model: int, **made) -> nn.Module:
         A key of `NORMALIZERS`.
     d_model : int
         Width D.
-    **made
-        What the normaliser takes besides, such as ``eps``, ``alpha`` or ``dtype``.
-        Unless told, eps is 1e-5.
-
-    Raises
-    ------
-    ValueError
-        For a name that is not among them, or a width that is no positive integer.
+    **factory_kwargs
+        Further arguments of the normaliser, such as ``eps`` (1e-5 by default),
+        ``alpha`` or ``dtype``.
 
     Notes
     -----
@@ -171,12 +148,10 @@ def make_normalizer(name: str, d_model: int, **made) -> nn.Module:
     """
     make = _choice("normalizer", name, NORMALIZERS)
     require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
-    for flag in {
-        "bias",
-        "elementwise_affine",
-    } & made.keys():  # torch takes any string
-        check_flag(flag, made[flag])
-    return make(d_model, **made)
+    flags = {"bias", "elementwise_affine"}  # for which torch takes any string
+    for flag in flags & factory_kwargs.keys():
+        check_flag(flag, factory_kwargs[flag])
+    return make(d_model, **factory_kwargs)
 
 # %% ../nbs/11_blocks.ipynb #9f7eb663
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -196,7 +171,7 @@ class FeedForward(nn.Module):
         Width D.
     d_hidden : int, optional
         Hidden width: 4D by default; for ``"swiglu"`` 8D/3, rounded up to a multiple
-        of 8, which makes about as many weights.
+        of 8, for about as many weights.
     kind : {"gelu", "relu", "swiglu"}
         The activation a, or the gated form.
     bias : bool
@@ -205,11 +180,6 @@ class FeedForward(nn.Module):
         Probability with which a hidden unit is dropped while training.
     device, dtype : optional
         Of the weights, as in torch's own layers.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -229,7 +199,7 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         require(is_count(d_model), "d_model", d_model, "a positive integer")
-        d_model = int(d_model)  # one of NumPy overflows, and does not compile
+        d_model = int(d_model)  # NumPy's overflow, and do not compile
         activation = _choice("kind", kind, _ACTIVATIONS)
         gated = kind == "swiglu"
         if d_hidden is None:
@@ -238,21 +208,17 @@ class FeedForward(nn.Module):
         check_flag("bias", bias)
         check_probability("dropout", dropout)
         super().__init__()
-        made = dict(bias=bias, device=device, dtype=dtype)
+        factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
         self.kind, self.activation, self.dropout = kind, activation, float(dropout)
-        self.up = make_projection(d_model, d_hidden, **made)
-        self.gate = make_projection(d_model, d_hidden, **made) if gated else None
-        self.down = make_projection(d_hidden, d_model, **made)
+        self.up = make_projection(d_model, d_hidden, **factory_kwargs)
+        self.gate = (
+            make_projection(d_model, d_hidden, **factory_kwargs) if gated else None
+        )
+        self.down = make_projection(d_hidden, d_model, **factory_kwargs)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights anew: Xavier uniform, ±√(6 / (inputs + outputs)); biases
-        0.
-
-        Parameters
-        ----------
-        generator : torch.Generator, optional
-            Where the numbers come from; torch's global one by default.
-        """
+        """Draw the weights with `reset_projection`, from a generator or torch's
+        global one."""
         for linear in self.children():
             reset_projection(linear, generator)
 
@@ -261,7 +227,7 @@ class FeedForward(nn.Module):
         return f"kind={self.kind!r}, dropout={self.dropout}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the sublayer says of x, shape (…, D)."""
+        """Return the output of the sublayer, shape (…, D)."""
         check_features("x", x, self.up.in_features)
         h = self.up(x)  # (…, d_hidden)
         if self.gate is None:
@@ -313,7 +279,7 @@ PLACEMENTS: dict[str, Callable[..., torch.Tensor]] = {
 # %% ../nbs/11_blocks.ipynb #740ec46e
 class Block(nn.Module):
     """A transformer block: an attention and a feed-forward sublayer, each added to
-    the stream, each with a normaliser before it, after it, or none.
+    the residual stream, each with a normaliser before it, after it, or none.
 
     Parameters
     ----------
@@ -332,21 +298,15 @@ class Block(nn.Module):
         A name that `gbattn.attention.make_attention` knows: ``multi_head``,
         ``linear``, ``twicing``, ``boosted``, or one of your own.
     attention_options : dict, optional
-        What that layer takes besides, such as ``{"rounds": 3}`` or ``{"causal":
+        Further arguments of that layer, such as ``{"rounds": 3}`` or ``{"causal":
         True}``.
     dropout : float
-        Probability with which a feature of what a sublayer says is dropped before
-        it is added to the stream, while training. (Attention weights are dropped by
-        an option of the attention.)
+        Probability with which a feature of a sublayer's output is dropped while
+        training. (Attention weights are dropped by an option of the attention.)
     bias : bool
         Whether the linear maps of both sublayers have biases.
     device, dtype : optional
         Of the weights, as in torch's own layers.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -380,16 +340,15 @@ class Block(nn.Module):
         require(good, "d_ffn", d_ffn, "a positive integer or None")
         options = {} if attention_options is None else attention_options
         got = type(options).__name__
-        require(
-            isinstance(options, dict), "attention_options", got, "a dict or None"
-        )
+        good = isinstance(options, dict)
+        require(good, "attention_options", got, "a dict or None")
         check_options("attention_options", attention, options)
         check_flag("bias", bias)
         check_probability("dropout", dropout)
         super().__init__()
         d_model = int(d_model)
         where = dict(device=device, dtype=dtype)
-        made = dict(bias=bias, **where)
+        factory_kwargs = dict(bias=bias, **where)
         self.d_model, self.norm, self.place = d_model, norm, place
         self.dropout = float(dropout)
         normalize = lambda: (
@@ -399,20 +358,14 @@ class Block(nn.Module):
         )
         self.attention_norm = normalize()
         self.attention = make_attention(
-            attention, d_model, n_heads, **made | options
+            attention, d_model, n_heads, **factory_kwargs | options
         )
         self.ffn_norm = normalize()
-        self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **made)
+        self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **factory_kwargs)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights anew: those of the sublayers as they do, normalisers to
-        where they start.
-
-        Parameters
-        ----------
-        generator : torch.Generator, optional
-            Where the numbers come from; torch's global one by default.
-        """
+        """Reset the parameters of the sublayers, from a generator or torch's global
+        one, and of the normalisers."""
         self.attention.reset_parameters(generator)
         self.ffn.reset_parameters(generator)
         if self.norm != "none":
@@ -432,26 +385,23 @@ class Block(nn.Module):
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> torch.Tensor:
-        """Return the stream after the block, shape (B, T, D).
+        """Return the residual stream after the block, shape (B, T, D).
 
         Parameters
         ----------
         x : torch.Tensor
-            The stream before it, shape (B, T, D).
+            The residual stream before it, shape (B, T, D).
         causal, mask, positions, cache
-            Handed on to the attention: see
+            Passed to the attention: see
             `gbattn.attention.MultiHeadAttention.forward`.
-
-        Raises
-        ------
-        ValueError
-            Naming the argument, what it got and what it wants.
         """
         check_tokens("x", x, self.d_model, self.ffn)
-        seen = dict(causal=causal, mask=mask, positions=positions, cache=cache)
+        attn_kwargs = dict(
+            causal=causal, mask=mask, positions=positions, cache=cache
+        )
         drop = lambda f: nnf.dropout(f, self.dropout, self.training)
         x = self.place(
-            x, lambda z: drop(self.attention(z, **seen)), self.attention_norm
+            x, lambda z: drop(self.attention(z, **attn_kwargs)), self.attention_norm
         )
         return self.place(x, lambda z: drop(self.ffn(z)), self.ffn_norm)
 
@@ -532,18 +482,12 @@ def layer_norm_jacobian(
         Shape (…, d, d), entry i, j the derivative of output i by input j; in the
         dtype of `x` and `weight`, computed in single precision at least.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also for a row that does
-        not vary when eps is 0.
-
     Notes
     -----
     Source: Theorem "The Jacobian of layer normalisation" of chapter 11.
     """
     x, dtype = _rows(x, weight, eps)
-    if eps == 0:  # the mean is rounded, and a variance made of rounding is not 0
+    if eps == 0:  # the variance of a constant row is rounding error, not 0
         _require_rows(x.amax(-1) > x.amin(-1))
     centred = x - x.mean(-1, keepdim=True)
     s = (centred.square().mean(-1, keepdim=True) + eps).sqrt()  # (…, 1)
@@ -573,12 +517,6 @@ def rms_norm_jacobian(
     torch.Tensor
         Shape (…, d, d), in the dtype of `x` and `weight`, computed in single
         precision at least.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also for a row of zeros
-        when eps is 0.
 
     Notes
     -----

@@ -11,7 +11,8 @@ __all__ = ['Parts', 'COUNTS', 'count_flops', 'Cost', 'linear_cost', 'AttentionSi
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ def count_flops(call: Callable, *args, **options) -> int:
     Parameters
     ----------
     call : callable
-        A layer, or what else runs; called as ``call(*args, **options)``.
+        A layer or any function, called as ``call(*args, **options)``.
 
     Returns
     -------
@@ -68,14 +69,14 @@ class Cost:
     forward_flops, backward_flops : int
         Of the matrix products; one multiplication and one addition are two.
     traffic_bytes : int
-        What the operations of a forward pass read and write, when each reads its
-        inputs and writes its result once.
+        Read and written by the operations of a forward pass, if each reads its inputs
+        and writes its result once.
     saved_bytes : int
-        What a forward pass keeps for the backward pass, without the parameters.
+        Saved by a forward pass for the backward pass, without the parameters.
     cache_bytes : int
-        What decoding keeps of the tokens so far.
+        Of the cache for decoding.
     parameters : int
-        How many numbers are learned.
+        Learned numbers.
 
     Notes
     -----
@@ -95,17 +96,15 @@ class Cost:
         return self.forward_flops + self.backward_flops
 
     def __add__(self, other: "Cost") -> "Cost":
-        names = [field.name for field in fields(self)]
         if not isinstance(other, Cost):
             return NotImplemented
-        return Cost(*(getattr(self, n) + getattr(other, n) for n in names))
+        return Cost(*map(add, astuple(self), astuple(other)))
 
     def __radd__(self, other: int) -> "Cost":  # sum() starts from 0
         return self if other == 0 else NotImplemented
 
     def __mul__(self, times: int) -> "Cost":
-        names = [field.name for field in fields(self)]
-        return Cost(*(times * getattr(self, n) for n in names))
+        return Cost(*(times * n for n in astuple(self)))
 
     __rmul__ = __mul__
 
@@ -148,8 +147,8 @@ def linear_cost(
     Returns
     -------
     Cost
-        Its backward pass makes the gradients of the input and of the weight; saved
-        is the input.
+        The backward pass computes the gradients of the input and of the weight; the
+        input is saved.
 
     Notes
     -----
@@ -462,13 +461,13 @@ def count_traffic_bytes(call: Callable, *args, **options) -> int:
     Parameters
     ----------
     call : callable
-        A layer, or what else runs; called as ``call(*args, **options)``.
+        A layer or any function, called as ``call(*args, **options)``.
 
     Returns
     -------
     int
         For each operation of torch its inputs and its results, once each; nothing
-        for an operation that only looks at memory in another shape.
+        for an operation that returns a view.
 
     Notes
     -----
@@ -588,7 +587,7 @@ def roofline_seconds(cost: Cost, machine: Machine) -> float:
 # %% ../nbs/10_cost.ipynb #f32bd278
 #| code-fold: true
 def count_saved_bytes(call: Callable, *args, **options) -> int:
-    """Make the call and return the bytes that autograd keeps for a backward pass.
+    """Make the call and return the bytes that autograd saves for a backward pass.
 
     Parameters
     ----------
@@ -598,23 +597,23 @@ def count_saved_bytes(call: Callable, *args, **options) -> int:
     Returns
     -------
     int
-        Each storage once, in full, however many tensors look at it; without the
-        parameters, which are there anyway.
+        Each storage once, in full, however many tensors share it; without the
+        parameters.
 
     Notes
     -----
-    Of the kernels that ran: on ``meta`` torch has no fused attention, and keeps the
+    Of the kernels that ran: on ``meta`` torch has no fused attention, and saves the
     scores. Source: chapter 10; ``torch.autograd.graph.saved_tensors_hooks``.
     """
-    kept = {}  # the storages themselves: a freed one could leave its name to another
+    storages = {}  # kept alive: a freed one could leave its address to another
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         whole = tensor if tensor._base is None else tensor._base
         if not isinstance(whole, torch.nn.Parameter):
             storage = tensor.untyped_storage()
-            kept[storage._cdata] = storage  # on meta all have the address 0
+            storages[storage._cdata] = storage  # on meta all have the address 0
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         call(*args, **options)
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in storages.values())

@@ -55,7 +55,7 @@ class TwicingAttention(MultiHeadAttention):
         **options,
     ) -> None:
         require(is_count(rounds), "rounds", rounds, "a positive integer")
-        why = "two looks through one attention map cannot share what they dropped"
+        why = "rounds with the same attention weights would have to drop the same ones"
         check_no_dropout(dropout, why)
         super().__init__(d_model, n_heads, **options)
         self.rounds = rounds

@@ -616,7 +616,10 @@ X = torch.ones(1, 4, 8)
         (lambda: TwicingAttention(8, 2, rounds=0), "rounds: got 0; want a positive integer"),
         (lambda: TwicingAttention(8, 2, rounds=2.0), "rounds: got 2.0; want a positive integer"),
         (lambda: TwicingAttention(8, 2, rounds=True), "rounds: got True; want a positive integer"),
-        (lambda: TwicingAttention(8, 2, dropout=0.1), "dropout: got 0.1; want 0: two looks through one attention map"),
+        (
+            lambda: TwicingAttention(8, 2, dropout=0.1),
+            "dropout: got 0.1; want 0: rounds with the same attention weights",
+        ),
         (lambda: TwicingAttention(8, 2, dropout=1.5), "dropout: got 1.5; want a probability"),
         (lambda: TwicingAttention(8, 3), "n_heads: got 3; want a divisor of d_model = 8"),
         (
