@@ -1,4 +1,4 @@
-"""Take out of the theme what a book without a network cannot use.
+"""Take out of the theme what a book without a network cannot use, and out of the site what no page loads.
 
 Jupyter Book always loads sphinx-thebe, which runs cells on a rented kernel.  Its
 script is fetched from a network, and its set-up raises a JavaScript error on
@@ -6,7 +6,15 @@ every page.  This book runs in Colab or at home instead.
 
 Sphinx's search fetches each page it found, to quote from it.  A page opened from
 a disk may not fetch another, so there the search lists titles only.
+
+Of MathJax, which comes with every input and output that it knows, pages load one
+program, its fonts and the TeX extensions.  The theme draws its icons twice, from a
+font and from a script that is larger than all others together: the font is enough.
 """
+
+import re
+import shutil
+from pathlib import Path
 
 TITLES_ONLY_FROM_DISK = "if (location.protocol === 'file:') DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;"
 
@@ -21,7 +29,27 @@ def leave_thebe_out(app, config):
                 app.disconnect(listener.id)
 
 
+MATHJAX = ("tex-chtml.js", "output/chtml/fonts", "input/tex/extensions")
+ICONS = re.compile(r"\s*<script [^>]*fontawesome\.js[^>]*></script>")
+
+
+def leave_out_what_no_page_loads(app, error):
+    if error or app.builder.format != "html":
+        return
+    static = Path(app.outdir) / "_static"
+    mathjax = static / "mathjax"
+    loaded = tuple(str(mathjax / name) for name in MATHJAX)
+    unused = [file for file in mathjax.rglob("*.*") if file.is_file() and not str(file).startswith(loaded)]
+    unused += [*static.rglob("*.map"), *static.rglob("webfonts/*.ttf"), *static.glob("scripts/fontawesome.js*")]
+    for file in set(unused):
+        file.unlink()
+    shutil.rmtree(static / "locales", ignore_errors=True)  # the theme's own, from which it has translated already
+    for page in Path(app.outdir).rglob("*.html"):
+        page.write_text(ICONS.sub("", page.read_text("utf-8")), "utf-8")
+
+
 def setup(app):
     app.connect("config-inited", leave_thebe_out)
+    app.connect("build-finished", leave_out_what_no_page_loads)
     app.add_js_file(None, body=TITLES_ONLY_FROM_DISK)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

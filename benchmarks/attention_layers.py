@@ -278,7 +278,7 @@ def benchmark_decoding(options: argparse.Namespace) -> None:
             layer = made[name].to(options.device, options.dtype)
             rows[name] = {}
             cache = layer.make_cache(B, longest + 1, dtype=options.dtype)
-            for kept in cache.kept.values():
+            for kept in cache.buffers.values():
                 kept.normal_()
             for position in POSITIONS:
                 x = torch.randn(B, position + 1, D, device=options.device, dtype=options.dtype)

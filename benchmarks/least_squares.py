@@ -8,15 +8,24 @@ import argparse
 from collections.abc import Callable
 
 import numpy as np
+import scipy.linalg
 import torch
 from measuring import counted, take_turns
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, Ridge
 
 from gbattn.conventions import Record
 from gbattn.least_squares import LeastSquares, OLSAttention, linear_attention
 
 SHAPES = ((10_000, 50), (1_000_000, 50), (100_000, 500))
 QUERY_ROWS = 1000
+
+
+def cholesky_refined(X: torch.Tensor, Y: torch.Tensor, rows: int = 8192) -> torch.Tensor:
+    """The plain fast way: a Cholesky factor of XᵀX, read block by block, and one step of iterative refinement."""
+    blocks = [(X[i : i + rows], Y[i : i + rows]) for i in range(0, len(X), rows)]
+    L = torch.linalg.cholesky(sum(x.mT @ x for x, _ in blocks))
+    beta = torch.cholesky_solve(sum(x.mT @ y for x, y in blocks), L)
+    return beta + torch.cholesky_solve(sum(x.mT @ (y - x @ beta) for x, y in blocks), L)
 
 
 def regression_methods(n: int, d: int) -> dict[str, dict[str, Callable]]:
@@ -26,9 +35,14 @@ def regression_methods(n: int, d: int) -> dict[str, dict[str, Callable]]:
     y = X @ rng.standard_normal(d) + rng.standard_normal(n)
     X_query = rng.standard_normal((QUERY_ROWS, d))
     context = [torch.from_numpy(a) for a in (X, y[:, None], X_query)]
+    ridge = Ridge(alpha=0.0, fit_intercept=False, solver="cholesky")
     return {
         "fit": {
             "numpy lstsq": lambda: np.linalg.lstsq(X, y)[0],
+            "scipy lstsq gelsy": lambda: scipy.linalg.lstsq(X, y, lapack_driver="gelsy", check_finite=False)[0],
+            "torch lstsq gels": lambda: torch.linalg.lstsq(*context[:2], driver="gels").solution[:, 0],
+            "torch Cholesky refined": lambda: cholesky_refined(*context[:2])[:, 0],
+            "sklearn Ridge cholesky": lambda: ridge.fit(X, y).coef_,
             "sklearn LinearRegression": lambda: LinearRegression(fit_intercept=False).fit(X, y).coef_,
             "LeastSquares accurate": lambda: LeastSquares(fit_intercept=False).fit(X, y).coef_,
             "LeastSquares fast": lambda: LeastSquares(fit_intercept=False, mode="fast").fit(X, y).coef_,

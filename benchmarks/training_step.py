@@ -6,8 +6,8 @@ timed. *Products* are its matrix products and looks alone, forward and backward:
 softmax over the vocabulary, no optimiser. The *textbook* step is the standard model as it is usually written: all
 logits at once, an optimiser that goes through the parameters one by one, a look at the loss in every step. Run
 with ``make bench``. All methods of one problem see the same tokens in the same process; those that are compared take
-turns, and the median over the turns counts, of the times and of their ratios. At the end, on a CPU, looks and losses
-in bfloat16 beside the same through float32. Records go to ``results/``. On a GPU: ``--device cuda``.
+turns, and the median over the turns counts, of the times and of their ratios. Records go to ``results/``. On a GPU:
+``--device cuda``.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import torch.nn.functional as nnf
 from measuring import Times, counted, peak_bytes, take_turns
 from torch import nn
 
-from gbattn.attention import _faster_in_float32, merge_heads, split_heads
+from gbattn.attention import merge_heads, split_heads
 from gbattn.conventions import Record
 from gbattn.cost import count_flops
 from gbattn.experiments import EXPERIMENTS
@@ -47,9 +47,6 @@ STANDARD = ("standard", "standard plain", "standard products", "standard compile
 RUNS = {"small": 15, "published": 5, "quick": 1}
 PATIENCE = {"small": 3, "published": 1, "quick": 1}
 PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
-WINDOWS = [(T, T) for T in (32, 64, 128, 191, 192, 256, 512, 1024)] + [(16, 512), (512, 16)]  # queries, keys
-LOOKS = [(T, S, K) for T, S in WINDOWS for K in (16, 32, 64, 128)]  # and widths of a head
-LOSSES = [(4096, 64, 2048), (8192, 256, 16384), (2048, 512, 16384)]  # N, D, V
 AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
 
 
@@ -69,12 +66,7 @@ def our_step(run: _Run) -> None:
         run.unlogged.clear()
 
 
-def look(q, k, v):
-    """One look, in the precision in which the library makes it."""
-    if _faster_in_float32(q, k, v):
-        with torch.autocast(q.device.type, enabled=False):
-            return nnf.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True).to(q.dtype)
-    return nnf.scaled_dot_product_attention(q, k, v, is_causal=True)
+causal_attention = functools.partial(nnf.scaled_dot_product_attention, is_causal=True)
 
 
 def plain_attention(layer: nn.Module, x: torch.Tensor, products_only: bool) -> torch.Tensor:
@@ -83,9 +75,9 @@ def plain_attention(layer: nn.Module, x: torch.Tensor, products_only: bool) -> t
     linear = lambda part, z: nnf.linear(z, part.weight, part.bias)
     heads = lambda part, z: split_heads(linear(part, z), H)
     q, k, v = (heads(part, x) for part in (layer.query, layer.key, layer.value))
-    F, ends = look(q, k, v), []
+    F, ends = causal_attention(q, k, v), []
     if type(layer).__name__ == "TwicingAttention":
-        F = look(q, k, F if products_only else 2 * v - F)
+        F = causal_attention(q, k, F if products_only else 2 * v - F)
     F = merge_heads(F)
     for correction in getattr(layer, "corrections", ()):
         r = F if products_only else x - F
@@ -93,7 +85,7 @@ def plain_attention(layer: nn.Module, x: torch.Tensor, products_only: bool) -> t
         if correction.key is not None:
             read = r if layer.kv_from == "residual" else x
             k, v = heads(correction.key, read), heads(correction.value, read)
-        c = merge_heads(look(q, k, v))
+        c = merge_heads(causal_attention(q, k, v))
         if correction.gate is not None:
             of_F, of_c = correction.gate.weight.chunk(2, dim=1)
             g = nnf.linear(F, of_F, correction.gate.bias), nnf.linear(c, of_c)
@@ -350,43 +342,6 @@ def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
     }
 
 
-def with_gradients(call: Callable, wide: bool, *inputs: torch.Tensor) -> Callable:
-    """The call with the gradients of its inputs in bfloat16, made in float32 where it is to be `wide`."""
-    inputs = [x.bfloat16().requires_grad_() for x in inputs]
-
-    def step():
-        out = call(*((x.float() for x in inputs) if wide else inputs)).bfloat16()
-        torch.autograd.grad(out.sum(), inputs)
-
-    return step
-
-
-def half_precision(options: argparse.Namespace) -> None:
-    """What a CPU takes for looks and for the loss in bfloat16, and for the same through float32."""
-    runs = options.runs or 15
-    problems = {}
-    for T, S, K in LOOKS[:1] if options.quick else LOOKS:
-        B = max(1, 2**19 // (T * S))  # as many pairs of a query and a key in each, about
-        qkv = [torch.randn(B, length, 2, K).transpose(1, 2) for length in (T, S, S)]
-        once = functools.partial(nnf.scaled_dot_product_attention, is_causal=T == S)
-        problems[f"look {T} {S} {K}"] = {"T": T, "S": S, "K": K, "B": B, "heads": 2}, once, once, qkv
-    for N, D, V in [] if options.quick else LOSSES:
-        targets = torch.randint(V, (N,))
-        all_logits = lambda h, W, targets=targets: nnf.cross_entropy((h @ W.T).float(), targets)
-        by_chunks = lambda h, W, targets=targets: next_token_loss(h, W, targets)
-        hW = [torch.randn(N, D), torch.randn(V, D) / D**0.5]
-        problems[f"loss {N} {D} {V}"] = {"N": N, "D": D, "V": V}, all_logits, by_chunks, hW
-    for name, (sizes, half, wide, inputs) in problems.items():
-        calls = {"half": with_gradients(half, False, *inputs), "wide": with_gradients(wide, True, *inputs)}
-        times = take_turns(calls, runs if "look" in name else RUNS["published"], settle=options.settle)
-        found = {f"{kind}_seconds": of.median for kind, of in times.items()}
-        ratio = times["half"].over(times["wide"])
-        found |= {"half_over_wide": ratio.median, "half_over_wide_low": ratio.low, "half_over_wide_high": ratio.high}
-        print(f"{name:20}" + "".join(f"{1e3 * of.median:10.2f} ms" for of in times.values()) + f"{ratio.median:9.2f}")
-        settings = sizes | {"method": name.split()[0], "runs": len(times["half"].seconds), "device": "cpu"}
-        save("benchmark-half-precision", name, settings, found, options)
-
-
 def with_peaks(calls: dict[str, Callable], options: argparse.Namespace) -> dict[str, dict]:
     """Call each once, which is not timed, and once more for the memory that it needs."""
     found = {}
@@ -486,7 +441,6 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "published"], help="which shapes")
     parser.add_argument("--precisions", nargs="*", choices=("no", "bf16"), default=["no", "bf16"])
     parser.add_argument("--arms", nargs="*", choices=ARMS, default=list(ARMS), help="which arms; by default all")
-    parser.add_argument("--no-half", dest="half", action="store_false", help="leave out looks and losses in bfloat16")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out what is compiled")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default what accelerate finds")
     parser.add_argument("--folder", help="where records go; by default results/")
@@ -512,8 +466,6 @@ def main() -> None:
     options.settle = 0.02 if gpu else 1e-6
     for name in options.shapes:
         benchmark(name, options)
-    if options.half and not gpu:
-        half_precision(options)
 
 
 if __name__ == "__main__":

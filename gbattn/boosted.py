@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from gbattn.attention import (
+    AttentionInputs,
     MultiHeadAttention,
     Round,
     Trace,
-    _Pass,
-    _projection,
-    _wanted,
+    at_least_float32,
+    check_shape,
+    make_projection,
     register,
 )
 from .conventions import check_flag, is_count, is_integer, require
@@ -40,24 +41,21 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
     torch.Tensor
         Shape (B, T, D).
 
-    Raises
-    ------
-    ValueError
-        When the shapes do not fit.
-
     Notes
     -----
     Source: chapter 8.
     """
     fits = isinstance(F, torch.Tensor) and F.ndim == 3
-    _wanted(fits, "F", F, lambda: "(B, T, D)")
+    check_shape(fits, "F", F, lambda: "(B, T, D)")
     fits = isinstance(c, torch.Tensor) and c.shape == F.shape
-    _wanted(fits, "c", c, lambda: f"{tuple(F.shape)}, as F")
+    check_shape(fits, "c", c, lambda: f"{tuple(F.shape)}, as F")
     if g is None:
         return F + c
     fits = isinstance(g, torch.Tensor) and g.shape[:-1] == F.shape[:-1]
     fits = fits and g.shape[-1] > 0 and F.shape[-1] % g.shape[-1] == 0
-    _wanted(fits, "g", g, lambda: f"(B, T, n), n a divisor of D = {F.shape[-1]}")
+    check_shape(
+        fits, "g", g, lambda: f"(B, T, n), n a divisor of D = {F.shape[-1]}"
+    )
     n = g.shape[-1]
     if n == F.shape[-1]:
         return torch.addcmul(F, g, c)
@@ -71,19 +69,19 @@ class Gate(nn.Linear):
 
     Notes
     -----
-    It is a ``torch.nn.Linear``, and called as one, so that what adapts or quantises
-    linear layers finds it. So does an initialiser that is applied to all of them;
-    after that, `reset_parameters` sets the gate to ½ again. Source: chapter 8.
+    Tools that adapt or quantise linear layers find it as one. So does an initialiser
+    that is applied to all of them; after that, `reset_parameters` sets the gate to ½
+    again. Source: chapter 8.
     """
 
     def __init__(self, d_model: int, n_gates: int, **factory_kwargs):
         super().__init__(2 * d_model, n_gates, **factory_kwargs)
-        # What is drawn after a gate is what it always was.
+        # Draws as many numbers as a linear map, so that later weights stay the same.
         super().reset_parameters()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the gate to ½ whatever it reads."""
+        """Set weight and bias to 0, and so the gate to ½ for any input."""
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
@@ -104,15 +102,10 @@ class Correction(nn.Module):
     bias, device, dtype : optional
         Of the projections, as in torch's own layers.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     Weights: ``query``, ``key``, ``value`` and ``gate``, each a ``torch.nn.Linear``,
-    or None if it does without. Source: chapter 8.
+    or None where it has none. Source: chapter 8.
     """
 
     def __init__(
@@ -130,11 +123,11 @@ class Correction(nn.Module):
         require(fits, "n_gates", repr(n_gates), f"0 or a divisor of D = {d_model}")
         check_flag("own_keys", own_keys)
         super().__init__()
-        self.query = _projection(d_model, d_model, **factory_kwargs)
+        self.query = make_projection(d_model, d_model, **factory_kwargs)
         self.key = self.value = self.gate = None
         if own_keys:
-            self.key = _projection(d_model, kv_dim, **factory_kwargs)
-            self.value = _projection(d_model, kv_dim, **factory_kwargs)
+            self.key = make_projection(d_model, kv_dim, **factory_kwargs)
+            self.value = make_projection(d_model, kv_dim, **factory_kwargs)
         if n_gates:  # a gate rests on its bias
             self.gate = Gate(d_model, n_gates, **factory_kwargs | {"bias": True})
 
@@ -155,7 +148,7 @@ class Correction(nn.Module):
             From q (B, T, D), k and v (B, S, kv_dim), or None without keys of its
             own, to c (B, T, D) and the attention weights, or None.
         source : torch.Tensor, optional
-            What keys and values are made of, shape (B, S, D); the residual by
+            Keys and values are made of it, shape (B, S, D); of the residual by
             default.
 
         Returns
@@ -177,7 +170,7 @@ class Correction(nn.Module):
 @register("boosted")
 class GradientBoostedAttention(MultiHeadAttention):
     """Gradient-boosted attention: each round, an attention with its own projections
-    is shown the residual x − F and adds a gated correction to F.
+    reads the residual x − F and adds a gated correction to F.
 
     F₀ = Attn₀(x); rₘ = x − Fₘ₋₁, cₘ = Attnₘ(rₘ), gₘ = sigmoid(Wₘ [Fₘ₋₁ ‖ cₘ] + bₘ),
     Fₘ = Fₘ₋₁ + gₘ ⊙ cₘ; the output is out(F).
@@ -186,28 +179,23 @@ class GradientBoostedAttention(MultiHeadAttention):
     ----------
     d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, device, dtype
         As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn for each round
-        anew, as each has an attention map of its own.
+        anew, as each has attention weights of its own.
     rounds : int
-        Looks; one is multi-head attention.
+        Rounds of boosting; one is multi-head attention.
     kv_from : {"residual", "input", "shared"}
-        What the keys and values of a correction are made of: the residual (the
-        published numbers), the input or context (the text of the first version), or
-        nothing new: round 0's are used again.
+        Keys and values of a correction are made of the residual (the published
+        numbers), of the input or context (the text of the first version), or are
+        those of round 0.
     gate : {"feature", "head", "scalar", "none"}
         Whether a gate has one number for each feature, for each head, for the
         token, or is 1.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also for a context with
-        ``kv_from="residual"``: a context has no residual.
-
     Notes
     -----
     Weights: those of `MultiHeadAttention` under the same names, and
-    ``corrections.0.query`` … ``corrections.0.gate`` for round 1, and so on. Source:
-    chapter 8; Sargolzaei (2026).
+    ``corrections.0.query`` … ``corrections.0.gate`` for round 1, and so on. A context
+    is refused with ``kv_from="residual"``: it has no residual. Source: chapter 8;
+    Sargolzaei (2026).
     """
 
     def __init__(
@@ -230,25 +218,18 @@ class GradientBoostedAttention(MultiHeadAttention):
         want = "'feature', 'head', 'scalar' or 'none'"
         known = isinstance(gate, str) and gate in gates
         require(known, "gate", repr(gate), want)
-        made = dict(bias=bias, device=device, dtype=dtype)
-        super().__init__(d_model, n_heads, **made, **options)
+        factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
+        super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
-        narrow = self.head_dim * self.n_kv_heads
+        kv_dim = self.head_dim * self.n_kv_heads
         own_keys = kv_from != "shared"
         self.corrections = nn.ModuleList(
-            Correction(d_model, narrow, gates[gate], own_keys, **made)
+            Correction(d_model, kv_dim, gates[gate], own_keys, **factory_kwargs)
             for _ in range(1, rounds)
         )
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights anew: projections Xavier uniform, ±√(6 / (inputs +
-        outputs)); biases 0; gates 0, so that every gate starts at ½.
-
-        Parameters
-        ----------
-        generator : torch.Generator, optional
-            Where the numbers come from; torch's global one by default.
-        """
+        """As `MultiHeadAttention.reset_parameters`; gates start at ½."""
         super().reset_parameters(generator)
         for correction in self.corrections:
             if correction.gate is not None:
@@ -256,39 +237,45 @@ class GradientBoostedAttention(MultiHeadAttention):
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
-        mine = f"rounds={self.rounds}, kv_from={self.kv_from!r}, gate={self.gate!r}"
-        return f"{super().extra_repr()}, {mine}"
+        options = (
+            f"rounds={self.rounds}, kv_from={self.kv_from!r}, gate={self.gate!r}"
+        )
+        return f"{super().extra_repr()}, {options}"
 
-    def _remembered(self) -> dict[str, tuple[int, ...]]:
-        first = super()._remembered()
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the keys and values of each round that has its own."""
+        first = super().cache_shapes()
         if self.kv_from == "shared":
             return first
         rounds = ("", *map(str, range(1, self.rounds)))
         return {name + m: shape for m in rounds for name, shape in first.items()}
 
-    def _estimate(self, p: _Pass) -> torch.Tensor:
+    def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
+        """Return F after the last round, shape (B, T, D)."""
+        x, source = inputs.x, inputs.source
         if self.corrections and self.kv_from == "residual":
             want = "None with kv_from='residual': a context has no residual"
-            require(p.source is p.x, "context", "a context", want)
-        q = self._queries(p, self.query(p.x))
-        k, v = self._remember(p, self.key(p.source), self.value(p.source))
-        F, A = self._look(p, q, k, v)
-        self._note(p, weights=A, residual=p.x, correction=F, estimate=F)
-        source = None if self.kv_from == "residual" else p.source
+            require(source is x, "context", "a context", want)
+        q = self.query_heads(inputs, self.query(x))
+        k, v = self.append_kv(inputs, self.key(source), self.value(source))
+        F, A = self.attend_heads(inputs, q, k, v)
+        self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
+        source = None if self.kv_from == "residual" else source
         for m, correction in enumerate(self.corrections, start=1):
-            attention = partial(self._attention_of, p, str(m), k, v)
-            A, r, c, g, F = correction(p.x, F, attention, source)
-            self._note(p, weights=A, residual=r, correction=c, gate=g, estimate=F)
+            attention = partial(self._attention_of, inputs, str(m), k, v)
+            round = correction(x, F, attention, source)
+            F = round.estimate
+            self.record_round(inputs, **round._asdict())
         return F
 
     def _attention_of(
-        self, p: _Pass, m: str, k0, v0, q, k, v
+        self, inputs: AttentionInputs, m: str, k0, v0, q, k, v
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The attention of correction m, over the keys and values of round 0 where
         it has none of its own."""
-        q = self._queries(p, q)
-        k, v = (k0, v0) if k is None else self._remember(p, k, v, m)
-        return self._look(p, q, k, v)
+        q = self.query_heads(inputs, q)
+        k, v = (k0, v0) if k is None else self.append_kv(inputs, k, v, m)
+        return self.attend_heads(inputs, q, k, v)
 
 # %% ../nbs/08_boosted.ipynb #7c1999c4
 def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -298,9 +285,9 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     correction : torch.Tensor
-        What was added to the estimate, g ⊙ c, shape (…, D).
+        g ⊙ c, shape (…, D).
     gradient : torch.Tensor
-        u = ∂L/∂F at the estimate to which it was added, of the same shape.
+        u = ∂L/∂F at the estimate to which it is added, of the same shape.
 
     Returns
     -------
@@ -309,11 +296,6 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         along its correction, lowers the loss. NaN where either is zero, which has
         no direction.
 
-    Raises
-    ------
-    ValueError
-        When the shapes differ.
-
     Notes
     -----
     The scale of the loss does not matter. Source: Definition "Alignment" of chapter
@@ -321,11 +303,11 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """
     for name, x in (("correction", correction), ("gradient", gradient)):
         fits = isinstance(x, torch.Tensor) and x.ndim > 0 and x.is_floating_point()
-        _wanted(fits, name, x, lambda: "floating numbers of shape (…, D)")
+        check_shape(fits, name, x, lambda: "floating numbers of shape (…, D)")
     got, want = tuple(gradient.shape), tuple(correction.shape)
     require(got == want, "gradient", f"shape {got}", f"{want}, as the correction")
     wide = torch.promote_types(correction.dtype, gradient.dtype)
-    wide = torch.promote_types(wide, torch.float32)
+    wide = at_least_float32(wide)
     # A mean over many tokens has tiny gradients: measure each in its own unit.
     d, u = (
         x.to(wide) / x.abs().amax(-1, keepdim=True) for x in (correction, -gradient)
@@ -335,9 +317,9 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 # %% ../nbs/08_boosted.ipynb #01adc26b
 def functional_gradient(
-    layer: MultiHeadAttention, loss: Callable[[], torch.Tensor], look: int = 0
+    layer: MultiHeadAttention, loss: Callable[[], torch.Tensor], round: int = 0
 ) -> tuple[torch.Tensor, Trace]:
-    """Return u = ∂L/∂F at the estimate after a look, in a model whose layer stops
+    """Return u = ∂L/∂F at the estimate after a round, in a model whose layer stops
     there.
 
     Parameters
@@ -347,41 +329,35 @@ def functional_gradient(
     loss : callable
         Runs the model that the layer is part of, once, without a cache, and returns
         the loss, one number. A sum over tokens keeps tokens apart.
-    look : int
-        After which look the layer stops; 0 is the first.
+    round : int
+        The last round before the layer stops; 0 is the first.
 
     Returns
     -------
     u : torch.Tensor
-        ∂L/∂F at F = ``trace.rounds[look].estimate``, shape (B, T, D).
+        ∂L/∂F at F = ``trace.rounds[round].estimate``, shape (B, T, D).
     trace : gbattn.attention.Trace
-        What the layer does with this input when it does not stop.
-
-    Raises
-    ------
-    ValueError
-        When the layer has no such look, or the loss does not run the layer once or
-        is no number with a gradient.
+        Of the layer with this input when it does not stop.
 
     Notes
     -----
     The correction to compare it with is ``gate * correction`` of
-    ``trace.rounds[look + 1]``. Source: chapter 8.
+    ``trace.rounds[round + 1]``. Source: chapter 8.
     """
     explains = isinstance(layer, torch.nn.Module) and hasattr(layer, "explain")
     got, want = type(layer).__name__, "an attention layer with explain"
     require(explains, "layer", got, want)
     require(callable(loss), "loss", repr(loss), "a function without arguments")
-    seen = []
+    stops = []
 
     def stop(module, args, kwargs, output):
         with torch.no_grad():
             trace = module.explain(*args, **kwargs)
-        fits = is_integer(look) and 0 <= look < len(trace.rounds)
+        fits = is_integer(round) and 0 <= round < len(trace.rounds)
         want = f"an integer from 0 to {len(trace.rounds) - 1}"
-        require(fits, "look", repr(look), want)
-        F = trace.rounds[look].estimate.clone().requires_grad_()
-        seen.append((F, trace))
+        require(fits, "round", repr(round), want)
+        F = trace.rounds[round].estimate.clone().requires_grad_()
+        stops.append((F, trace))
         return module.out(F)
 
     handle = layer.register_forward_hook(stop, with_kwargs=True)
@@ -390,13 +366,13 @@ def functional_gradient(
             value = loss()
     finally:
         handle.remove()
-    once = len(seen) == 1
-    require(once, "loss", f"{len(seen)} runs of the layer", "one run of it")
+    got = f"{len(stops)} runs of the layer"
+    require(len(stops) == 1, "loss", got, "one run of it")
     good = isinstance(value, torch.Tensor) and value.numel() == 1
     want = "one number with a graph, so not under torch.no_grad()"
     require(good and value.requires_grad, "loss", "no such number", want)
-    ((F, trace),) = seen
+    ((F, trace),) = stops
     (u,) = torch.autograd.grad(value, F, allow_unused=True)
-    want = "one that depends on what the layer says"
-    require(u is not None, "loss", "a number that does not hear the layer", want)
+    got, want = "a number that does not depend on the layer", "one that does"
+    require(u is not None, "loss", got, want)
     return u, trace

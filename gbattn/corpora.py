@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'check_recipe', 'train_tokenizer', 'bits_per_byte',
-           'HubText', 'as_array', 'Corpus', 'manifest_checksum', 'open_corpus', 'load_corpus', 'Batch', 'TokenStream',
-           'sequential_windows', 'bigram_loss']
+           'HubText', 'as_array', 'Corpus', 'manifest_checksum', 'read_manifest', 'open_corpus', 'cache_root',
+           'load_corpus', 'Batch', 'TokenStream', 'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -663,7 +663,7 @@ def _is_cache_format(format: object) -> bool:
     return isinstance(format, str) and format.startswith("gbattn corpus ")
 
 
-def _read_manifest(path: Path, cure: str) -> dict:
+def read_manifest(path: Path, cure: str) -> dict:
     """What a folder says of itself, as it was written."""
     manifest, found = _manifest_at(path)
     want = f"{FORMAT!r}: {cure if _is_cache_format(found) else _NO_CACHE}"
@@ -867,7 +867,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
     require(path.is_file(), "folder", f"{folder} without {MANIFEST}", _NO_CACHE)
-    manifest = _read_manifest(path, cure)
+    manifest = read_manifest(path, cure)
     splits = manifest["splits"]
     exist = any((folder / part["file"]).exists() for part in splits.values())
     got = f"{folder} without tokens, such as that of a trained model"
@@ -893,7 +893,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     return Corpus(folder, manifest, **arrays)
 
 
-def _cache_root(cache: str | Path | None) -> Path:
+def cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
     good = cache is None or isinstance(cache, str | Path) and cache != ""
     require(good, "cache", repr(cache), "a path")
@@ -955,7 +955,7 @@ def load_corpus(
     kind, named = type(name_or_folder).__name__, isinstance(name_or_folder, str)
     place = named or isinstance(name_or_folder, Path)
     require(place, "name_or_folder", kind, "a name or a folder")
-    root = _cache_root(cache)
+    root = cache_root(cache)
     name, path = str(name_or_folder), Path(name_or_folder)
     if named and name in HUB:
         rows, source = _from_hub(name)

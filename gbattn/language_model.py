@@ -23,11 +23,11 @@ from torch.autograd import forward_ad
 
 from gbattn.attention import (
     KeyValueCache,
-    _compute_dtype,
-    _wide,
+    at_least_float32,
+    compute_dtype,
     padding_mask,
 )
-from .blocks import Block, _check_features, make_normalizer
+from .blocks import Block, check_features, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
     COUNT,
@@ -106,11 +106,11 @@ def next_token_loss(
     Parameters
     ----------
     h : torch.Tensor
-        The stream before the head, shape (N, D).
+        The residual stream before the head, shape (N, D).
     weight : torch.Tensor
         The head W, shape (V, D).
     targets : torch.Tensor
-        Token numbers, int64 of shape (N,); −100 is not scored.
+        Token ids, int64 of shape (N,); −100 is not scored.
     reduction : {"mean", "sum"}
         Over the targets that are scored. The mean of none is NaN.
 
@@ -119,20 +119,13 @@ def next_token_loss(
     torch.Tensor
         One number, float32 at least.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants. Whether each target is a
-        row of the head is looked at on a CPU only.
-
     Notes
     -----
-    In full precision, and where torch has it and it pays, torch's
-    ``linear_cross_entropy`` goes by chunks of rows and makes the gradients on the
-    way, so the logits (N, V) never exist: one backward pass, no second derivatives,
-    no ``torch.func.grad``, and no forward mode in compiled code. On a CPU, half
-    precision that needs gradients is widened to float32 for it where D is at most
-    256, and at most N: it saves memory there, and at D = 64 time. Source: chapter 13.
+    Whether each target is a row of the head is checked on a CPU only. In full
+    precision, where the logits (N, V) are large and torch has it, torch's
+    ``linear_cross_entropy`` goes by chunks of rows and computes the gradients on the
+    way, so the logits never exist: one backward pass, no second derivatives, no
+    ``torch.func.grad``, and no forward mode in compiled code. Source: chapter 13.
     """
     for name, x in (("h", h), ("weight", weight), ("targets", targets)):
         tensor = isinstance(x, torch.Tensor)
@@ -151,28 +144,20 @@ def next_token_loss(
         require(x.device == h.device, name, got, want)
     floating = h.is_floating_point()
     require(floating, "h", f"dtype {h.dtype}", "a floating dtype")
-    dtype = _compute_dtype(h.device, h.dtype)
+    dtype = compute_dtype(h.device, h.dtype)
     same = weight.is_floating_point()
-    same = same and _compute_dtype(h.device, weight.dtype) == dtype
+    same = same and compute_dtype(h.device, weight.dtype) == dtype
     require(same, "weight", f"dtype {weight.dtype}", f"{h.dtype}, as h")
     long = targets.dtype == torch.int64
     require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
     _check_reduction(reduction)
     _check_numbers("targets", targets, weight.shape[0], blank=-100)
     rows = 256 if h.device.type == "cpu" else 2048
-    # It would forget a tangent, and cut an exported length into chunks.
-    full = not (torch.compiler.is_exporting() or _has_tangent(h, weight))
-    if full and dtype != _wide(dtype):
-        # Half precision would round the loss (bfloat16), or lose gradients before a
-        # scaler sees them (float16). On a CPU narrow streams can go through float32.
-        learned = torch.is_grad_enabled() and (
-            h.requires_grad or weight.requires_grad
-        )
-        full = (
-            h.device.type == "cpu"
-            and learned
-            and h.shape[1] <= min(256, h.shape[0])
-        )
+    # By chunks, half precision would round the loss (bfloat16), or lose gradients
+    # before a scaler sees them (float16); a tangent would be lost, and an exported
+    # length cut into chunks.
+    full = dtype == at_least_float32(dtype)
+    full = full and not (torch.compiler.is_exporting() or _has_tangent(h, weight))
     large = full and h.shape[0] * weight.shape[0] > 2**20
     if large and hasattr(nnf, "linear_cross_entropy"):
         options = nn.LinearCrossEntropyOptions(
@@ -180,13 +165,12 @@ def next_token_loss(
             # Compiled code must allow it, or tracing fails.
             allow_retain_graph=torch.compiler.is_compiling(),
         )
-        h, weight = (x.to(_wide(x.dtype)) for x in (h, weight))
         return nnf.linear_cross_entropy(
             h, weight, targets, reduction=reduction, options=options
         )
     logits = nnf.linear(h, weight)  # (N, V)
     return nnf.cross_entropy(
-        logits.to(_wide(logits.dtype)), targets, reduction=reduction
+        logits.to(at_least_float32(logits.dtype)), targets, reduction=reduction
     )
 
 # %% ../nbs/13_language_model.ipynb #fe509497
@@ -232,23 +216,33 @@ class ModelConfig:
     Parameters
     ----------
     vocab_size : int
-        Vocabulary size V.
+        Size V of the vocabulary.
     max_length : int
-        Tokens T of a sequence, and rows of the table of learned positions.
-    d_model, n_layers, n_heads : int
-        Width D of the residual stream, number of blocks, and heads of each.
+        Tokens T that the model is made for, and rows of the table of learned
+        positions.
+    d_model : int
+        Width D of the residual stream.
+    n_layers : int
+        Blocks.
+    n_heads : int
+        Heads of each attention.
     d_ffn : int, optional
         Width of the feed-forward sublayer; 4D by default, 8D/3 for ``swiglu``.
     attention : str
         A registered name: ``multi_head``, ``linear``, ``twicing`` or ``boosted``.
     attention_options : dict
-        Further arguments of that layer, such as ``rounds``, ``kv_from`` or, for the
-        attention weights, ``dropout``.
-    norm, normalizer, ffn : str
-        As in `gbattn.blocks.Block`.
+        What that layer takes besides, such as ``rounds``, ``kv_from`` or
+        ``dropout``: dropout of attention weights is set here and nowhere else.
+    norm : str
+        Where a sublayer is normalised: ``pre``, ``post`` or ``none``.
+    normalizer : str
+        By what: ``layernorm``, ``rmsnorm``, ``dyt`` or ``derf``.
+    ffn : str
+        The feed-forward sublayer: ``gelu``, ``swiglu`` or ``relu``.
     positions : {"learned", "rotary"}
-        A table of vectors added to the tokens, or rotary queries and keys, with base
-        10⁴ unless ``attention_options`` has another ``rotary``.
+        ``learned``: a table of vectors added to the tokens; ``rotary``: queries and
+        keys that turn, with base 10,000 unless ``attention_options`` has another
+        ``rotary``.
     dropout : float
         Dropout probability of the embedded tokens and of the sublayers' outputs.
     tie_embeddings : bool
@@ -422,6 +416,16 @@ def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:4])
 
 
+def _tensors_to_reset(module: nn.Module, is_layer: bool) -> list[torch.Tensor]:
+    """Parameters and buffers that only `reset_parameters` of this module can set: its
+    own and, of an attention layer, those of children that cannot reset themselves."""
+    found = []
+    for part in module.modules() if is_layer else (module,):
+        if part is module or not hasattr(part, "reset_parameters"):
+            found += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    return found
+
+
 class LanguageModel(nn.Module):
     """A model of the next token: embedded tokens, a stack of blocks, and a head.
 
@@ -516,10 +520,7 @@ class LanguageModel(nn.Module):
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
             elif hasattr(module, "reset_parameters"):
-                own = [
-                    *module.parameters(recurse=False),
-                    *module.buffers(recurse=False),
-                ]
+                own = _tensors_to_reset(module, module in layers)
                 if own and module in layers:
                     generator = torch.Generator(own[0].device)
                     generator.manual_seed(_seed_of(seed, name))
@@ -546,9 +547,9 @@ class LanguageModel(nn.Module):
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return the logits (…, V) of a residual stream h (…, D)."""
-        _check_features("h", h, self.config.d_model)
+        check_features("h", h, self.config.d_model)
         self._check_device("h", h)
-        dtypes = [_compute_dtype(h.device, x.dtype) for x in (h, self.head_weight)]
+        dtypes = [compute_dtype(h.device, x.dtype) for x in (h, self.head_weight)]
         want = f"{self.head_weight.dtype}, as the model"
         require(dtypes[0] == dtypes[1], "h", f"dtype {h.dtype}", want)
         return nnf.linear(self.final_norm(h), self.head_weight)
@@ -927,7 +928,7 @@ def next_token_probabilities(
         require(False, "logits", describe(logits), want)
     floating = logits.is_floating_point()
     require(floating, "logits", f"dtype {logits.dtype}", "a floating dtype")
-    logits = logits.to(_wide(logits.dtype))
+    logits = logits.to(at_least_float32(logits.dtype))
     V = logits.shape[-1]
     if temperature == 0:
         return nnf.one_hot(logits.argmax(-1), V).to(logits.dtype)

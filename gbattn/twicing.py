@@ -9,9 +9,9 @@ __all__ = ['TwicingAttention']
 import torch
 
 from gbattn.attention import (
+    AttentionInputs,
     MultiHeadAttention,
-    _Pass,
-    _refuse_dropout,
+    check_no_dropout,
     merge_heads,
     register,
     split_heads,
@@ -21,8 +21,8 @@ from .conventions import is_count, require
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 @register("twicing")
 class TwicingAttention(MultiHeadAttention):
-    """Twicing: each round smooths, with the same attention, what the rounds before
-    it left of the values.
+    """Twicing: each round smooths, with the same attention weights, the residual of
+    the values.
 
     out(F) with F = (I − (I − A)^rounds) V for each head; two rounds give (2A − A²)
     V = AV + A(V − AV).
@@ -32,22 +32,17 @@ class TwicingAttention(MultiHeadAttention):
     d_model, n_heads, n_kv_heads, bias, rotary, causal, device, dtype
         As in `gbattn.attention.MultiHeadAttention`, whose weights these are.
     rounds : int
-        Looks at the values; one is multi-head attention.
+        Rounds of smoothing; one is multi-head attention.
     dropout : float
-        0: a residual is what one map A left, so every look would have to drop the
-        same weights, and the fused product cannot be told which it dropped.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also for a context,
-        whose values are not what the tokens' estimates are of.
+        0: all rounds would have to drop the same weights of A, and a fused kernel
+        does not tell which it dropped.
 
     Notes
     -----
-    Never forms A. The cache keeps the values and each round's residual: a past
-    token's residual cannot be made of its value alone. Source: chapter 7; Abdullaev
-    and Nguyen (2025); Tukey (1977).
+    Never forms A. A context is refused: the residual V − AV needs a value for each
+    query. The cache stores the values and each round's residual, which cannot be
+    computed from the value of a past token alone. Source: chapter 7; Abdullaev and
+    Nguyen (2025); Tukey (1977).
     """
 
     def __init__(
@@ -61,7 +56,7 @@ class TwicingAttention(MultiHeadAttention):
     ) -> None:
         require(is_count(rounds), "rounds", rounds, "a positive integer")
         why = "two looks through one attention map cannot share what they dropped"
-        _refuse_dropout(dropout, why)
+        check_no_dropout(dropout, why)
         super().__init__(d_model, n_heads, **options)
         self.rounds = rounds
 
@@ -69,38 +64,42 @@ class TwicingAttention(MultiHeadAttention):
         """The options, as printed by torch."""
         return f"{super().extra_repr()}, rounds={self.rounds}"
 
-    def _remembered(self) -> dict[str, tuple[int, ...]]:
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of keys, values and the residuals between rounds."""
         shape = (self.n_heads, self.head_dim)
-        later = {f"residual{m}": shape for m in range(1, self.rounds)}
-        return super()._remembered() | later
+        residuals = {f"residual{m}": shape for m in range(1, self.rounds)}
+        return super().cache_shapes() | residuals
 
-    def _estimate(self, p: _Pass) -> torch.Tensor:
-        defined = p.source is p.x or self.rounds == 1
+    def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
+        """Return F = (I − (I − A)^rounds) V, shape (B, T, D)."""
+        own_values = inputs.source is inputs.x
         want = "None: the residual V − AV needs a value for each query"
-        require(defined, "context", "a context", want)
-        q = self._queries(p, self.query(p.x))
-        kv = self.key(p.source), self.value(p.source)
-        k, r = self._remember(p, *kv)  # r: the values
+        require(own_values or self.rounds == 1, "context", "a context", want)
+        q = self.query_heads(inputs, self.query(inputs.x))
+        kv = self.key(inputs.source), self.value(inputs.source)
+        k, r = self.append_kv(inputs, *kv)  # r: the values
         F = None
         for m in range(1, self.rounds + 1):
-            c, A = self._look(p, q, k, r)
+            c, A = self.attend_heads(inputs, q, k, r)
             F = c if F is None else F + c
-            if p.notes is None and m == self.rounds:
+            last = m == self.rounds
+            if last and inputs.rounds is None:
                 break
-            if p.source is not p.x:  # values of a context are nobody's residual
-                self._note(p, weights=A, residual=None, correction=c, estimate=F)
-                break
-            mine = self._of_all_heads(r)[:, :, -p.x.shape[1] :]  # (B, H, T, K)
-            shown = None if p.notes is None else merge_heads(mine)
-            self._note(p, weights=A, residual=shown, correction=c, estimate=F)
-            if m < self.rounds:
-                r = mine - split_heads(c, self.n_heads)
-                if p.cache is not None:
-                    r = p.cache.extend(f"residual{m}", r)
-                k = self._of_all_heads(k)
+            residual = None
+            if own_values:  # without those in the cache, (B, H, T, K)
+                r = self._for_query_heads(r)[:, :, -inputs.x.shape[1] :]
+                residual = None if inputs.rounds is None else merge_heads(r)
+            self.record_round(
+                inputs, weights=A, residual=residual, correction=c, estimate=F
+            )
+            if not last:
+                r = r - split_heads(c, self.n_heads)
+                if inputs.cache is not None:
+                    r = inputs.cache.extend(f"residual{m}", r)
+                k = self._for_query_heads(k)
         return F
 
-    def _of_all_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, G, S, K) once for each query head; itself where there are no groups."""
+    def _for_query_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Repeat x (B, G, S, K) for each query head."""
         group = self.n_heads // x.shape[1]
         return x if group == 1 else x.repeat_interleave(group, dim=1)

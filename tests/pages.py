@@ -236,6 +236,15 @@ def downloads_are_the_notebooks_themselves(site):
     ]
 
 
+MEGABYTES = 20
+
+
+def the_site_is_light(site):
+    megabytes = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
+    cure = "see what grew, and what _ext/offline.py leaves out"
+    return [f"The site has {megabytes:.1f} MB, more than {MEGABYTES}: {cure}."] if megabytes > MEGABYTES else []
+
+
 LAWS = [
     pages_have_titles,
     no_directive_shows,
@@ -245,4 +254,5 @@ LAWS = [
     pages_link_home,
     the_book_can_be_searched,
     downloads_are_the_notebooks_themselves,
+    the_site_is_light,
 ]

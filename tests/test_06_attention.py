@@ -672,45 +672,17 @@ def test_rotary_positions_are_multiplication_by_a_complex_number(seed, pairs, st
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
-def test_a_look_that_learns_in_half_precision_is_made_in_float32_where_that_is_faster(half, monkeypatch):
-    """On a CPU, with narrow heads or short windows; what comes out is of the dtype that it would have been."""
-    seen = []
-    whole = nnf.scaled_dot_product_attention
-
-    def see(q, k, v, mask=None, *a, **o):
-        made_in = {half if torch.is_autocast_enabled("cpu") else x.dtype for x in (q, k, v, mask) if x is not None}
-        seen.append(made_in)
-        return whole(q, k, v, mask, *a, **o)
-
-    monkeypatch.setattr(nnf, "scaled_dot_product_attention", see)
-
-    def look(T, S, K, learned="qkv", **options):
-        sizes = {"q": T, "k": S, "v": S}
-        q, k, v = (torch.randn(1, 2, n, K, dtype=of).requires_grad_(name in learned) for name, n in sizes.items())
-        F = attend(q, k, v, **options)
-        assert F.dtype == half
-        exact = attend(*(x.detach().to(half).double() for x in (q, k, v)))
-        if not options:
-            assert (F - exact).abs().max() < 0.02
-        seen.pop()
-        return seen.pop()
-
-    wide, narrow = {torch.float32}, {half}
-    for of in (half, torch.float32):
-        with torch.autocast("cpu", half, enabled=of != half):
-            assert all(look(*sizes) == wide for sizes in [(191, 191, 64), (512, 512, 63), (2, 191, 64), (512, 2, 63)])
-            assert all(look(*sizes) == narrow for sizes in [(192, 2, 64), (2, 192, 64), (4, 4, 65), (513, 2, 16)])
-            assert look(4, 4, 8, learned="q") == look(4, 4, 8, learned="k") == look(4, 4, 8, learned="v") == wide
-            assert look(4, 4, 8, learned="") == look(4, 4, 8, dropout_p=0.5) == narrow
-            with torch.no_grad():
-                assert look(4, 4, 8) == narrow
-            assert look(4, 4, 8, mask=torch.zeros(4, 4, dtype=of)) == wide
+def test_a_result_does_not_depend_on_whether_gradients_are_wanted(half):
+    q, k, v = (torch.randn(2, 3, 9, 16, dtype=half).requires_grad_() for _ in range(3))
+    F = attend(q, k, v)
+    with torch.no_grad():
+        assert F.dtype == half and torch.equal(F, attend(q, k, v))
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("K", [8, 80])
 def test_gradients_in_half_precision_are_those_of_float64(K, half):
-    """Those of a mask, too; a width of 8 goes through float32, one of 80 does not."""
+    """Those of a mask, too."""
     exact = [torch.randn(2, 3, 5, K, dtype=F64).to(half).double() for _ in range(3)]
     exact.append(torch.randn(3, 5, 5, dtype=F64).to(half).double())
     found = []
@@ -812,7 +784,7 @@ def test_a_cache_says_its_size():
 
 def test_a_new_token_is_written_in_place():
     cache = KeyValueCache(KEYS, 1, 3)
-    place, new = cache.kept["key"].data_ptr(), torch.randn(1, 2, 1, 4)
+    place, new = cache.buffers["key"].data_ptr(), torch.randn(1, 2, 1, 4)
     for t in range(3):
         keys = cache.extend("key", new + t)
         cache.advance(1)
@@ -894,7 +866,7 @@ def test_linear_attention_decodes_in_half_precision_with_the_cache_that_it_makes
     exact.load_state_dict(layer.state_dict())
     with torch.no_grad():
         cache = layer.make_cache(1, 7)
-        assert cache.kept["memory"].dtype == torch.float32
+        assert cache.buffers["memory"].dtype == torch.float32
         pieces = torch.cat([layer(piece, causal=True, cache=cache) for piece in x.split(2, 1)], 1)
         assert pieces.dtype == dtype
         torch.testing.assert_close(pieces.double(), exact(x.double(), causal=True), atol=0.08, rtol=0.05)
@@ -960,7 +932,7 @@ def test_layers_by_name():
 
 
 def test_registering(monkeypatch):
-    monkeypatch.setattr("gbattn.attention._LAYERS", {})
+    monkeypatch.setattr("gbattn.attention.LAYERS", {})
 
     @register("mine")
     class Mine(MultiHeadAttention):
@@ -982,16 +954,12 @@ def test_registering(monkeypatch):
 
 
 @torch.no_grad()
-def test_a_cache_knows_its_layer_in_copies_and_after_it_is_gone():
-    layer, x = MultiHeadAttention(8, 2), torch.randn(1, 3, 8)
-    cache = layer.make_cache(1, 4)
-    pairs = [copy.deepcopy((layer, cache)), copy.deepcopy((cache, layer))[::-1], (layer, copy.deepcopy(cache))]
-    for twin, its in (*pairs, pickle.loads(pickle.dumps((layer, cache)))):
-        assert its is not cache and torch.equal(twin(x, causal=True, cache=its), layer(x, causal=True))
-    for _ in range(20):  # a new layer may get the place in memory of one that is gone
-        cache = MultiHeadAttention(8, 2).make_cache(1, 4)
-        with pytest.raises(ValueError, match="cache: got that of another layer"):
-            MultiHeadAttention(8, 2)(x, causal=True, cache=cache)
+def test_a_cache_serves_any_layer_of_these_shapes_and_can_be_copied():
+    layer, x = MultiHeadAttention(8, 2), torch.randn(1, 6, 8)
+    cache = MultiHeadAttention(8, 2).make_cache(1, 6)
+    layer(x[:, :3], causal=True, cache=cache)
+    for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), cache):
+        assert (layer(x[:, 3:], causal=True, cache=twin) - layer(x, causal=True)[:, 3:]).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("scale", [10, 100, 1e4])

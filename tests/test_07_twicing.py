@@ -490,7 +490,7 @@ def test_a_cache_without_the_residual_gives_other_answers():
     for factor in (1.0, 0.0):
         cache = layer.make_cache(1, 6)
         layer(x[:, :5], causal=True, cache=cache)
-        cache.kept["residual1"] *= factor
+        cache.buffers["residual1"] *= factor
         answers.append(layer(x[:, 5:], causal=True, cache=cache))
     assert (answers[0] - answers[1]).abs().max() > 1e-3
 
@@ -503,7 +503,7 @@ def test_what_the_cache_keeps_of_a_token(rounds, groups, numbers):
     layer = TwicingAttention(64, 8, n_kv_heads=groups, rounds=rounds)
     cache = layer.make_cache(1, 10)
     assert cache.nbytes == 4 * 10 * numbers
-    assert set(cache.kept) == {"key", "value"} | {f"residual{m}" for m in range(1, rounds)}
+    assert set(cache.buffers) == {"key", "value"} | {f"residual{m}" for m in range(1, rounds)}
 
 
 @torch.no_grad()

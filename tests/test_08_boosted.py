@@ -502,13 +502,13 @@ def test_the_functional_gradient_leaves_no_trace():
     assert not layer._forward_hooks
 
 
-def test_a_loss_that_does_not_hear_the_layer():
+def test_a_loss_that_does_not_depend_on_the_layer():
     layer, x, read, loss = model_and_loss()
     weight = torch.ones(1, dtype=F64, requires_grad=True)
-    with pytest.raises(ValueError, match="loss: got a number that does not hear the layer; want one that depends on"):
+    with pytest.raises(ValueError, match="loss: got a number that does not depend on the layer; want one that does"):
         functional_gradient(layer, lambda: layer(x).detach().sum() + weight.sum())
     assert torch.equal(functional_gradient(layer, loss, np.int64(1))[0], functional_gradient(layer, loss, 1)[0])
-    with pytest.raises(ValueError, match="look: got True; want an integer from 0 to 1"):
+    with pytest.raises(ValueError, match="round: got True; want an integer from 0 to 1"):
         functional_gradient(layer, loss, True)
 
 
@@ -610,7 +610,7 @@ def test_errors_name_what_is_wrong(call, sentence):
 @pytest.mark.parametrize("look", [-1, 2, 0.5, None])
 def test_a_look_that_is_not_there(look):
     layer, x = GradientBoostedAttention(4, 2), torch.randn(1, 3, 4)
-    with pytest.raises(ValueError, match=f"look: got {look!r}; want an integer from 0 to 1"):
+    with pytest.raises(ValueError, match=f"round: got {look!r}; want an integer from 0 to 1"):
         functional_gradient(layer, lambda: layer(x).sum(), look)
     assert not layer._forward_hooks
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn import attention
+from gbattn import cost
 from gbattn.attention import LinearAttention, MultiHeadAttention, make_attention
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.cost import (
@@ -178,7 +178,7 @@ def at_the_crossing(p, shift=0):
         else:
             made = (make_attention("boosted", D, H, device="meta", rounds=m, **options) for m in (2, 1))
             parts = [attention_parts(layer, T) for layer in made]
-        look = [part["looks"].forward_flops for part in parts]
+        look = [part["attention"].forward_flops for part in parts]
         other = [part["projections"].forward_flops + part["gate"].forward_flops for part in parts]
         looks.append((look[0] - sum(look[1:])) / T)
         rest.append((other[0] - sum(other[1:])) / T)
@@ -251,8 +251,7 @@ def test_prop_block(p):
 @pytest.mark.parametrize(
     "options", [{}] + COUNTS_GROUPED * [{"n_kv_heads": 2, "bias": False}, {"rotary": 100.0, "n_kv_heads": 1}]
 )
-def test_every_count_is_torchs(dtype, options, monkeypatch):
-    monkeypatch.setattr(attention, "_faster_in_float32", lambda q, k, v: False)  # which would keep float32
+def test_every_count_is_torchs(dtype, options):
     B, T = 2, 11
     for layer in family(rounds=(1, 3), dtype=dtype, **options):
         x = tokens(B, T, dtype=dtype)
@@ -334,7 +333,7 @@ def test_parts_sum_to_the_whole():
     layer = GradientBoostedAttention(16, 4)
     parts = attention_parts(layer, 9, batch_size=3)
     whole = attention_cost(layer, 9, batch_size=3)
-    assert list(parts) == ["projections", "looks", "gate", "elementwise"]
+    assert list(parts) == ["projections", "attention", "gate", "elementwise"]
     assert replace(whole, cache_bytes=0) == sum(parts.values(), Cost())
     assert parts["elementwise"].forward_flops == 0 < parts["elementwise"].traffic_bytes
 
@@ -392,7 +391,10 @@ def test_a_roofline():
 
 
 BAD = [
-    (dict(layer=torch.nn.Linear(2, 2)), "layer: got Linear; want an attention layer of this book"),
+    (
+        dict(layer=torch.nn.Linear(2, 2)),
+        "layer: got Linear; want a layer whose count is registered, by @gbattn.cost.counts(Linear)",
+    ),
     (dict(T=0), "T: got 0; want a positive integer"),
     (dict(T=2.5), "T: got 2.5; want a positive integer"),
     (dict(batch_size=-1), "batch_size: got -1; want a positive integer"),
@@ -444,3 +446,32 @@ def test_a_layer_made_causal_is_counted_so():
     for told in (dict(count_masked=False), dict(past=3)):
         assert attention_cost(made, 5, **told) == attention_cost(plain, 5, causal=True, **told)
     assert attention_cost(made, 5, causal=False, count_masked=False) == attention_cost(plain, 5, count_masked=False)
+
+
+class OneMore(MultiHeadAttention):
+    """A layer of one's own: the same attention, twice."""
+
+    def estimate(self, inputs):
+        return super().estimate(inputs) + super().estimate(inputs)
+
+
+def test_a_layer_of_ones_own_is_refused_until_its_count_is_registered(monkeypatch):
+    layer, x = OneMore(16, 4), tokens(1, 9)
+    monkeypatch.setattr(cost, "COUNTS", dict(cost.COUNTS))
+    for count in (attention_cost, attention_parts):
+        with pytest.raises(
+            ValueError, match=r"layer: got OneMore; want .* registered, by @gbattn.cost.counts\(OneMore"
+        ):
+            count(layer, 9)
+
+    @cost.counts(OneMore)
+    def count_one_more(p):
+        again = {"projections": p.query() + p.keys_and_values(), "attention": p.attention(p.kv_dim)}
+        return cost.add_parts(cost.one_round(p), again)
+
+    found = attention_cost(layer, 9).forward_flops
+    assert found == count_flops(layer, x)
+    plain = attention_cost(MultiHeadAttention(16, 4), 9).forward_flops  # mutant: the count of the class it derives from
+    assert found > plain
+    with pytest.raises(ValueError, match="layer: got Further"):
+        attention_cost(type("Further", (OneMore,), {})(16, 4), 9)

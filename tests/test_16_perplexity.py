@@ -1,5 +1,6 @@
 """Chapter 16: claims with their mutants, matched sizes, names of runs, the queue and its faults, comparison, errors."""
 
+import hashlib
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
@@ -26,19 +28,16 @@ from gbattn import experiments
 from gbattn.conventions import Record
 from gbattn.corpora import manifest_checksum
 from gbattn.experiments import (
-    BOOSTED,
+    CATALOGUE,
     EXPERIMENTS,
-    FURTHER_ARMS,
-    MAIN_ARMS,
     MEASURES,
-    STANDARD,
-    WIDER,
     Arm,
     CorpusSpec,
     Experiment,
     best_rates,
     compare,
     equal_time,
+    find_experiment,
     matched,
     paired_interval,
     rates_at_edge,
@@ -51,6 +50,7 @@ from gbattn.language_model import LanguageModel, ModelConfig, model_cost
 from gbattn.training import checkpoints
 
 SEED = st.integers(0, 2**32 - 1)
+STANDARD, WIDER, BOOSTED = EXPERIMENTS["quick"].arms
 
 
 # The claims
@@ -274,6 +274,134 @@ def test_ids_are_those_of_the_committed_records():
     assert EXPERIMENTS["blocks-postln"].runs()[-1].id == "c65f476e0833"
 
 
+def runs_of(experiment):
+    """All its runs, at the rates of its sweep, or at 0.001 where that is not finished."""
+    try:
+        return experiment.tuned().runs()
+    except ValueError:
+        train = experiment.train | {"learning_rate": 0.001}
+        return replace(experiment, rates_from=None, rate_of="", train=train).runs()
+
+
+def test_the_runs_of_the_catalogue_are_those_of_the_first_day():
+    """Names, and with them ids, seeds and rates, of each experiment as it was when it was a Python dictionary."""
+    known = json.loads((Path(__file__).parent / "catalogue.json").read_text())
+    digest = lambda names: hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    found = {name: [one.name for one in runs_of(experiment)] for name, experiment in EXPERIMENTS.items()}
+    assert {name: [len(names), digest(names)] for name, names in found.items()} == known
+    assert sum(map(len, found.values())) == 691
+
+
+def test_the_catalogue_is_its_files():
+    assert {path.stem for path in CATALOGUE.glob("[!_]*.toml")} == set(EXPERIMENTS)
+    for name, experiment in EXPERIMENTS.items():
+        assert experiment.name == name
+        assert find_experiment(str(CATALOGUE / f"{name}.toml")) == experiment
+
+
+OWN = """
+question = "a test"
+arms = ["standard", "boosted_residual", "gated"]
+seeds = [1, 2]
+
+[corpus]
+name = "tiny"
+vocab_size = 260
+
+[model]
+max_length = 16
+d_model = 8
+n_layers = 1
+n_heads = 2
+dropout = 0.1
+
+[train]
+steps = 8
+batch_size = 4
+evaluate_every = 4
+log_every = 2
+learning_rate = 0.001
+warmup_steps = 2
+
+[arm.gated]
+model = { attention = "boosted", attention_options.gate = "head" }
+"""
+
+
+def test_an_experiment_of_ones_own(corpora, tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    gated = Arm(name="gated", model={"attention": "boosted", "attention_options": {"gate": "head"}})
+    own = find_experiment(path)
+    assert own == Experiment.from_toml(str(path)) == replace(TINY, name="own", arms=(*TINY.arms, gated))
+    (tmp_path / "further.toml").write_text(
+        'question = "?"\nextends = "own.toml"\nseeds = [3]\narms = ["gated"]\n'
+        'train.steps = 4\ntrain.learning_rate = 0.001\narm.gated.model.attention_options.gate = "none"\n'
+    )
+    further = Experiment.from_toml(tmp_path / "further.toml")
+    model = {"attention": "boosted", "attention_options": {"gate": "none"}}
+    arms, train = (Arm(name="gated", model=model),), TINY.train | dict(steps=4)
+    assert further == replace(TINY, name="further", question="?", seeds=(3,), arms=arms, train=train)
+    records = run(str(tmp_path / "further.toml"), folder=tmp_path, work=tmp_path / "work", corpora=corpora)
+    assert records == records_of(tmp_path / "further.toml", tmp_path) and len(records) == 1
+
+
+def test_rates_from_a_sweep_of_ones_own(tmp_path):
+    sweep = OWN.replace("learning_rate = 0.001\n", "") + "[grid]\nlearning_rate = [0.001, 0.002]\n"
+    (tmp_path / "sweep.toml").write_text(sweep)
+    (tmp_path / "after.toml").write_text(
+        'question = ""\nextends = "sweep.toml"\nrates_from = "sweep.toml"\nseeds = [7]\n'
+    )
+    after = Experiment.from_toml(tmp_path / "after.toml")
+    assert after.rates_from == Experiment.from_toml(tmp_path / "sweep.toml") and after.grid == {}
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("seeds =", "seed =", "seed: got an unknown key; want one of question, extends"),
+        ("[1, 2]", "3", "seeds: got 3; want an array"),
+        ("[1, 2]", "[-1]", "seeds: got (-1,); want a tuple of integers, 0 or more"),
+        ('"a test"', "true", "question: got True; want a string"),
+        ("seeds = [1, 2]", "", "seeds: got nothing; want list, here or in what it extends"),
+        ('"gated"]', '"gates"]', "arms: got 'gates'; want some of standard, twicing"),
+        ('"gated"]', "3]", "arms: got 3; want some of standard"),
+        ("vocab_size", "vocab", "corpus.vocab: got an unknown key; want one of fingerprint"),
+        ('name = "tiny"', "", "corpus: name: got ''; want a string"),
+        ("260", '"many"', "corpus: vocab_size: got 'many'; want an integer"),
+        ("d_model", "width", "model: got ['width']; want fields of ModelConfig"),
+        ("d_model = 8", 'd_model = "8"', "arm.standard: d_model: got '8'"),
+        ("steps = 8", "steps = 0.5", "arm.standard: steps: got 0.5"),
+        ('gate = "head"', 'gate = "x"', "arm.gated: "),
+        ("[arm.gated]", "[arm.gated]\ncolour = 3", "arm.gated.colour: got an unknown key; want one of change"),
+        ("[arm.gated]", "[arm.gated]\nequal_in = 3", "arm.gated: equal_in: got 3; want one of parameters"),
+        ("[arm.gated]", '[arm.gated]\nequal_to = "gated"', "got files or arms that refer to one another in a circle"),
+        ("[arm.gated]", "[arm]\ngated = 3\n[arm.x]", "arm.gated: got 3; want a table"),
+        ("[arm.gated]", "[grid]\nd_model = [8, 0]\n[arm.gated]", "arm.standard: d_model: got 0"),
+        ('question = "a test"', 'question = "a test"\nextends = "x.toml"', "extends: experiment: got "),
+        ('question = "a test"', 'question = "a test"\nextends = "own.toml"', "got files or arms that refer"),
+        ('question = "a test"', 'question = "a test"\nextends = "x"', "experiment: got 'x'; want one of quick"),
+        ('question = "a test"', 'question = "a test"\nrates_from = "x"', "experiment: got 'x'; want one of quick"),
+        ("[corpus]", "[corpus", "Expected ']' at the end of a table declaration"),
+    ],
+)
+def test_a_file_is_refused_by_its_name_and_the_key(tmp_path, old, new, message):
+    path = tmp_path / "own.toml"
+    assert OWN.count(old) == 1
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(ValueError) as caught:
+        find_experiment(str(path))
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_file_that_is_not_there_or_has_a_name_of_the_book(tmp_path):
+    with pytest.raises(ValueError, match="own.toml: experiment: got .*own.toml; want a TOML file"):
+        find_experiment(tmp_path / "own.toml")
+    (tmp_path / "mini.toml").write_text(OWN)
+    with pytest.raises(ValueError, match="experiment: got .*mini.toml; want a file name that is not that of"):
+        find_experiment(tmp_path / "mini.toml")
+
+
 def test_everything_that_decides_is_in_the_id_and_nothing_else():
     one = EXPERIMENTS["mini-sweep"].runs()[0]
     same = [
@@ -327,7 +455,7 @@ def test_the_arms_of_the_small_tables():
     """Six arms in the main table, and beside it twicing where its authors had it, each equality, more
     layers, each source of K and V, three rounds and each gate, every rival as equal as it says."""
     model_of = EXPERIMENTS["mini"].model_of
-    main, further = ({arm.name: arm for arm in arms} for arms in (MAIN_ARMS, FURTHER_ARMS))
+    main, further = ({arm.name: arm for arm in EXPERIMENTS[name].arms} for name in ("mini", "mini-arms"))
     assert list(main) == ["standard", "twicing", "wider", "boosted_residual", "boosted_input", "wider_flops"]
     assert set(further) == {
         *("twicing_last2", "wider_non_embedding", "wider_time", "deeper", "boosted_3"),
@@ -913,9 +1041,17 @@ def test_a_rate_of_its_own_wants_a_sweep_of_its_own():
     for experiment in EXPERIMENTS.values():
         if experiment.rates_from and not experiment.rate_of:
             swept = experiment.rates_from.arms
+            arms = experiment.arms
             if experiment.name == "ladder-48-dropout":  # changes attention dropout alone: rates are those without it
-                swept = tuple(map(experiments._with_attention_dropout, swept))
-            assert all(arm in swept for arm in experiment.arms)
+                arms = tuple(map(without_attention_dropout, arms))
+            assert all(arm in swept for arm in arms)
+
+
+def without_attention_dropout(arm):
+    options = {key: x for key, x in arm.model["attention_options"].items() if key != "dropout"}
+    model = arm.model | {"attention_options": options}
+    target = arm.equal_to and without_attention_dropout(arm.equal_to)
+    return replace(arm, model={key: x for key, x in model.items() if x != {}}, equal_to=target)
 
 
 # The comparison
@@ -1241,7 +1377,7 @@ def test_without_its_text_an_experiment_leaves_nothing_behind(tmp_path):
 
 def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
     with pytest.raises(
-        ValueError, match=r"corpus: got a text that reaches (\d+) token types of 5000; want .*vocab_size=\1"
+        ValueError, match=r"corpus: got a text that reaches a vocabulary of (\d+), not 5000; want .*vocab_size=\1"
     ):
         go(corpora, tmp_path, replace(TINY, corpus=CorpusSpec(name="tiny", vocab_size=5000)))
 

@@ -1,5 +1,6 @@
 """What a user installs is what the repository says, and all its files say the same."""
 
+import ast
 import configparser
 import email
 import json
@@ -16,6 +17,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import gbattn
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -51,7 +54,8 @@ def metadata(wheel, name):
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(wheel):
-    library = {f"gbattn/{path.name}" for path in (ROOT / "gbattn").glob("*.py")} | {"gbattn/py.typed"}
+    files = [*(ROOT / "gbattn").glob("*.py*"), *(ROOT / "gbattn" / "catalogue").glob("*.toml")]
+    library = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()} | {"gbattn/py.typed"}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == library, f"missing: {sorted(library - held)}; not the library: {sorted(held - library)}"
 
@@ -97,6 +101,12 @@ def test_the_program_works_where_the_book_is_not(installed, tmp_path):
     assert code == 0 and "30 of  30 runs" in out
 
 
+def test_an_export_leaves_the_catalogue_alone():
+    """`make export` clears the library's modules first, and no more."""
+    printed = subprocess.run(["make", "-n", "export"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line for line in printed.splitlines() if "gbattn/" in line] == ["rm -f gbattn/[!_]*.py"]
+
+
 def test_the_wheel_says_what_it_is(wheel):
     about = email.message_from_string(metadata(wheel, "METADATA"))
     assert about["Name"] == "gbattn"
@@ -132,6 +142,37 @@ print(*sorted(name for name in loaded - known if not name.startswith("_")))
     )
 
 
+FRONT_DOOR = """
+import rlcompleter, sys, numpy, torch
+before = set(sys.modules)
+import gbattn
+assert not [name for name in sys.modules if name.startswith("gbattn.")]
+found = [rlcompleter.Completer({"gbattn": gbattn}).complete(f"gbattn.{name}"[:-1], 0) for name in gbattn.__all__]
+assert all(found) and set(gbattn.__all__) <= set(dir(gbattn))
+from gbattn import *
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before} - {"gbattn", "torch", "numpy"}
+assert not [name for name in loaded - set(sys.stdlib_module_names) if not name.startswith("_")], loaded
+layers = [gbattn.make_attention(name, 8, 2) for name in ("multi_head", "linear", "twicing", "boosted")]
+assert isinstance(layers[-1], GradientBoostedAttention)
+LanguageModel(ModelConfig(vocab_size=8, d_model=8, n_layers=1, n_heads=2))
+try:
+    gbattn.Boosted
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_the_front_door():
+    """The first names of the library come from gbattn itself, with torch and NumPy only, and editors see them."""
+    result = subprocess.run([sys.executable, "-c", FRONT_DOOR], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "module 'gbattn' has no attribute 'Boosted'\n"), result.stderr
+    stub = ast.parse((ROOT / "gbattn" / "__init__.pyi").read_text())
+    named = {
+        alias.asname: part.module for part in stub.body if isinstance(part, ast.ImportFrom) for alias in part.names
+    }
+    assert named == {name: f"gbattn.{module}" for name, module in gbattn._MODULE_OF.items()}
+
+
 def test_without_scikit_learn_only_the_estimators_are_missing():
     program = """
 import importlib, pkgutil, sys
@@ -157,8 +198,6 @@ for name in ("multi_head", "linear", "twicing", "boosted"):
 
 
 def test_one_version():
-    import gbattn
-
     said = {
         "settings.ini": SETTINGS["DEFAULT"]["version"],
         "CITATION.cff": str(CITATION["version"]),

@@ -122,6 +122,12 @@ def test_a_style_sheet_that_needs_the_network(site):
     assert "book.css loads https://cdn.example.org/x" in broken
 
 
+def test_a_site_that_is_heavy(site, monkeypatch):
+    monkeypatch.setattr(pages, "MEGABYTES", 0.001)
+    (broken,) = pages.the_site_is_light(site)
+    assert "The site has" in broken and "see what grew" in broken
+
+
 def test_a_page_that_loads_a_missing_file(site):
     (site / "_static" / "book.js").unlink()
     (broken,) = pages.nothing_is_loaded_from_the_network(site)

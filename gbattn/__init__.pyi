@@ -1,0 +1,13 @@
+# What gbattn/__init__.py finds when it is asked, for editors and type checkers.
+from gbattn.attention import KeyValueCache as KeyValueCache
+from gbattn.attention import LinearAttention as LinearAttention
+from gbattn.attention import MultiHeadAttention as MultiHeadAttention
+from gbattn.attention import attend as attend
+from gbattn.attention import make_attention as make_attention
+from gbattn.blocks import Block as Block
+from gbattn.boosted import GradientBoostedAttention as GradientBoostedAttention
+from gbattn.language_model import LanguageModel as LanguageModel
+from gbattn.language_model import ModelConfig as ModelConfig
+from gbattn.twicing import TwicingAttention as TwicingAttention
+
+__version__: str
