@@ -216,33 +216,23 @@ class ModelConfig:
     Parameters
     ----------
     vocab_size : int
-        Size V of the vocabulary.
+        Vocabulary size V.
     max_length : int
-        Tokens T that the model is made for, and rows of the table of learned
-        positions.
-    d_model : int
-        Width D of the residual stream.
-    n_layers : int
-        Blocks.
-    n_heads : int
-        Heads of each attention.
+        Tokens T of a sequence, and rows of the table of learned positions.
+    d_model, n_layers, n_heads : int
+        Width D of the residual stream, number of blocks, and heads of each.
     d_ffn : int, optional
         Width of the feed-forward sublayer; 4D by default, 8D/3 for ``swiglu``.
     attention : str
         A registered name: ``multi_head``, ``linear``, ``twicing`` or ``boosted``.
     attention_options : dict
-        What that layer takes besides, such as ``rounds``, ``kv_from`` or
-        ``dropout``: dropout of attention weights is set here and nowhere else.
-    norm : str
-        Where a sublayer is normalised: ``pre``, ``post`` or ``none``.
-    normalizer : str
-        By what: ``layernorm``, ``rmsnorm``, ``dyt`` or ``derf``.
-    ffn : str
-        The feed-forward sublayer: ``gelu``, ``swiglu`` or ``relu``.
+        Further arguments of that layer, such as ``rounds``, ``kv_from`` or, for the
+        attention weights, ``dropout``.
+    norm, normalizer, ffn : str
+        As in `gbattn.blocks.Block`.
     positions : {"learned", "rotary"}
-        ``learned``: a table of vectors added to the tokens; ``rotary``: queries and
-        keys that turn, with base 10,000 unless ``attention_options`` has another
-        ``rotary``.
+        A table of vectors added to the tokens, or rotary queries and keys, with base
+        10,000 unless ``attention_options`` has another ``rotary``.
     dropout : float
         Dropout probability of the embedded tokens and of the sublayers' outputs.
     tie_embeddings : bool

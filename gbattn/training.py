@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,6 +71,11 @@ def decay_groups(
     -------
     list[dict]
         ``{"params": …, "weight_decay": …}``, twice; the second with 0.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -173,10 +178,7 @@ _FLOAT = (
     lambda x: isinstance(x, (int, float)) and not isinstance(x, bool),
     "a number",
 )
-_VALIDATION = {
-    "validation_step": _list_of(_COUNT),
-    "validation_loss": _list_of(_NUMBER),
-}
+_LOOKS = {"validation_step": _list_of(_COUNT), "validation_loss": _list_of(_NUMBER)}
 _CURVE = {
     "step": _list_of(_COUNT),
     "loss": _list_of(_NUMBER),
@@ -187,7 +189,7 @@ _CURVE = {
 }
 _HISTORY = (
     _CURVE
-    | _VALIDATION
+    | _LOOKS
     | {
         "best_step": _or_none(_COUNT),
         "best_loss": _or_none(_NUMBER),
@@ -199,12 +201,12 @@ _HISTORY = (
 def _check_history(found: dict) -> None:
     """Each list alone, then those that must fit each other."""
     check_entries("history", found, _HISTORY, "as History.to_dict gives it")
-    for group in (_CURVE, _VALIDATION):
+    for group in (_CURVE, _LOOKS):
         sizes = [len(found[name]) for name in group]
         same = len(set(sizes)) == 1
         require(same, ", ".join(group), f"lists of {sizes}", "lists of one length")
-    pairs = zip(found["validation_loss"], found["validation_step"])
-    least = min(pairs, default=(None, None))
+    looks = zip(found["validation_loss"], found["validation_step"])
+    least = min(looks, default=(None, None))
     best = found["best_loss"], found["best_step"]
     require(
         best == least, "best_loss, best_step", best, f"{least}, the least of all"
@@ -224,10 +226,9 @@ class TrainConfig:
 
     Parameters
     ----------
-    steps : int, optional
-        How long to train, in updates. Give this or ``epochs``.
-    epochs : float, optional
-        How long to train, in visits to each token.
+    steps, epochs : int, float
+        How long to train: so many updates, or so many visits to each token. Give
+        one of the two.
     batch_size : int
         B, windows in an update, over all processes and all accumulated parts.
     length : int, optional
@@ -236,13 +237,13 @@ class TrainConfig:
         At the peak, after warm-up.
     warmup_steps : int, optional
         Updates of linear warm-up; 0 for none. By default a twelfth of all.
-    schedule : str
+    schedule : {"cosine", "constant"}
         What follows the warm-up.
     final_fraction : float
         Where the cosine ends, as a fraction of the peak.
     weight_decay : float
         AdamW's λ: each update also shrinks a weight by the factor 1 − ηλ.
-    decay : str
+    decay : {"matrices", "everything"}
         What shrinks. ``"matrices"`` spares parameters of fewer than two dimensions:
         biases, norms, scalars. ``"everything"`` is what the published runs did.
     betas : tuple of float
@@ -251,7 +252,7 @@ class TrainConfig:
         The longest that a gradient may be; None for no limit.
     accumulation : int
         Parts that a batch is cut into, to be computed one after the other.
-    precision : str
+    precision : {"no", "tf32", "bf16", "fp16"}
         Mixed precision of the forward pass, or, with ``"tf32"``, single precision
         whose products a GPU may make with ten bits of the mantissa, all of them, also
         those that mixed precision spares. ``"no"`` leaves that as torch is set.
@@ -270,9 +271,14 @@ class TrainConfig:
         Updates between two checkpoints; besides, one is written at each evaluation.
     log_every : int
         Updates that one point of the learning curve is the mean of.
-    keep : str
+    keep : {"best", "last"}
         Which weights the model ends up with: those of the best evaluation, or the
         last.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants.
 
     Notes
     -----
@@ -286,21 +292,21 @@ class TrainConfig:
     length: int | None = None
     learning_rate: float = 3e-4
     warmup_steps: int | None = None
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: str = "cosine"
     final_fraction: float = 0.0
     weight_decay: float = 0.01
-    decay: Literal["matrices", "everything"] = "matrices"
+    decay: str = "matrices"
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = 1.0
     accumulation: int = 1
-    precision: Literal["no", "tf32", "bf16", "fp16"] = "no"
+    precision: str = "no"
     compile: bool = False
     seed: int = 0
     evaluate_every: int | None = None
     evaluate_batch_size: int = 32
     checkpoint_every: int | None = None
     log_every: int = 10
-    keep: Literal["best", "last"] = "best"
+    keep: str = "best"
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -313,7 +319,13 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: dict) -> "TrainConfig":
-        """The config of a dictionary, as `to_dict` gives it."""
+        """The config of a dictionary, as `to_dict` gives it.
+
+        Raises
+        ------
+        ValueError
+            For a name that is no field, or a field that cannot be.
+        """
         known = [f.name for f in fields(cls)]
         unknown = [name for name in settings if name not in known]
         require(not unknown, "settings", unknown, "some of " + ", ".join(known))
@@ -344,6 +356,11 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     float
         Above 0: the warm-up begins after 0, and a cosine to 0 ends after the last
         update.
+
+    Raises
+    ------
+    ValueError
+        When the warm-up is not shorter than the run, or the step is none of it.
 
     Notes
     -----
@@ -380,6 +397,11 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     int
         From 0 to 2⁶⁴ − 1, mixed well, so that neighbours have nothing in common.
 
+    Raises
+    ------
+    ValueError
+        For an argument that is no integer from 0 on.
+
     Notes
     -----
     Source: chapter 15; ``numpy.random.SeedSequence``, whose values are frozen.
@@ -410,7 +432,7 @@ class History:
         Time spent on updates so far, without compilation, evaluation and
         checkpoints.
     validation_step, validation_loss : list
-        Updates made at each evaluation of the validation split, and its mean loss.
+        Updates made at each look at the validation split, and its mean loss.
     best_step, best_loss : int, float
         The best of them, the first if there are several; None before the first.
     finished : bool
@@ -439,7 +461,13 @@ class History:
 
     @classmethod
     def from_dict(cls, found: dict) -> "History":
-        """The history of a dictionary, as `to_dict` gives it."""
+        """The history of a dictionary, as `to_dict` gives it.
+
+        Raises
+        ------
+        ValueError
+            For a field that is missing, or that cannot be.
+        """
         _check_history(found)
         more = sorted(found.keys() - {f.name for f in fields(cls)})
         require(not more, "history", f"{more} besides", "the fields of History")
@@ -475,10 +503,9 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
     """All that decides a run, as flat text, to compare with a checkpoint's."""
     settings = config.to_dict()
     del settings["checkpoint_every"]  # decides nothing
-    model_config = getattr(model, "config", None)
-    if hasattr(model_config, "to_dict"):
-        fields_of_model = model_config.to_dict().items()
-        settings |= {f"model.{name}": x for name, x in fields_of_model}
+    made = getattr(model, "config", None)
+    if hasattr(made, "to_dict"):
+        settings |= {f"model.{name}": x for name, x in made.to_dict().items()}
     for name, x in _tensors(model).items():
         settings[f"model {name}"] = f"{x.dtype} {tuple(x.shape)}"
     for name, x in model.named_parameters():
@@ -487,22 +514,43 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
     return {name: json.dumps(x, default=str) for name, x in settings.items()}
 
 
+# With which weights the run began that left these weights in this folder: who stops a
+# run in a notebook goes on with the model that it left.
+_BEGAN: dict[tuple[Path, str], str] = {}
+
+
 def _hash_of(model: nn.Module) -> str:
     from safetensors.torch import save
 
     return hashlib.sha256(save(_whole(_tensors(model)))).hexdigest()[:12]
 
 
-def _check_same_run(
-    folder: Path, there: dict[str, str], here: dict[str, str]
-) -> None:
+def _first_weights(model: nn.Module, folder: Path) -> str:
+    """A hash of the weights that a run begins with. A model that a run in this
+    folder has left may go on with it, and counts as what it was at first."""
+    now = _hash_of(model)
+    return _BEGAN.get((folder.absolute(), now), now) if checkpoints(folder) else now
+
+
+@contextmanager
+def _remembered(run: "_Run") -> Iterator[None]:
+    """Remember what the model of a run was, however the run ends."""
+    try:
+        yield
+    finally:
+        if run.folder:
+            place = run.folder.absolute(), _hash_of(run.model)
+            _BEGAN[place] = run.identity["initial weights"]
+
+
+def _demand_same(folder: Path, there: dict[str, str], here: dict[str, str]) -> None:
     nothing = "nothing"
     names = [n for n in (there | here) if there.get(n) != here.get(n)]
     lines = [f"{n} = {here.get(n, nothing)}"[:200] for n in names]
     wants = [f"{n} = {there.get(n, nothing)}"[:200] for n in names]
     also = f", as in the checkpoint in {folder}, or another folder"
     if "initial weights" in names:
-        also = f": make the model anew, with the same seed{also}"
+        also = f" (a model made anew with the same seed){also}"
     require(not names, "folder", "; ".join(lines), "; ".join(wants) + also)
 
 # %% ../nbs/15_training.ipynb #3b06673a
@@ -527,6 +575,11 @@ def check_precision(precision: str, gpu: bool | None = None) -> None:
         As in `TrainConfig`.
     gpu : bool, optional
         Whether there is one; by default whether torch finds one.
+
+    Raises
+    ------
+    ValueError
+        For another precision, or one that wants a GPU.
 
     Notes
     -----
@@ -568,21 +621,16 @@ def _check_fit(run: "_Run") -> None:
     got = f"{size} for {run.processes} processes"
     want = "a multiple of processes times accumulation"
     require(size % parts == 0, "batch_size", got, want)
-    model_config = getattr(run.model, "config", None)
+    made = getattr(run.model, "config", None)
     n_valid = len(run.corpus.valid)
     require(n_valid > 1, "corpus", f"{n_valid} tokens of valid", "2 or more")
-    has, needs = (
-        getattr(x, "vocab_size", None) for x in (model_config, run.corpus)
-    )
+    has, needs = (getattr(x, "vocab_size", None) for x in (made, run.corpus))
     if needs is None:  # arrays say it themselves
         arrays = run.stream.tokens, as_array(run.corpus.valid)
         needs = 1 + max(int(array.max()) for array in arrays)
     fits = has is None or has >= needs
     require(
-        fits,
-        "model",
-        f"a vocabulary of {has}",
-        f"the {needs} of the corpus, or more",
+        fits, "model", f"{has} token types", f"the {needs} of the corpus, or more"
     )
 
 # %% ../nbs/15_training.ipynb #898d34f8
@@ -613,7 +661,7 @@ class _Run:
             self.module = torch.compile(self.module, dynamic=False)
         self.identity = _identity(model, corpus, config, self.processes)
         if folder:
-            self.identity["initial weights"] = _hash_of(model)
+            self.identity["initial weights"] = _first_weights(model, folder)
         self.history, self.best = History(), None
         self.step, self.seconds, self.since = 0, 0.0, time.perf_counter()
         self.stopped: int | None = None  # by which signal
@@ -673,9 +721,9 @@ def _read(run: _Run) -> None:
         losses = run.accelerator.reduce(losses, "mean").tolist()
         first = run.step - len(losses)
         for step, loss, norm in zip(itertools.count(first), losses, norms.tolist()):
-            _check_finite(run, "loss", loss, step)
+            _demand_finite(run, "loss", loss, step)
             if run.config.precision != "fp16":  # whose scaler skips such an update
-                _check_finite(run, "gradient norm", norm, step)
+                _demand_finite(run, "gradient norm", norm, step)
             run.unlogged.append((loss, norm))
         run.unread = []
     now = time.perf_counter()
@@ -683,7 +731,7 @@ def _read(run: _Run) -> None:
 
 # %% ../nbs/15_training.ipynb #d1bda63b
 #| code-fold: true
-def _check_finite(
+def _demand_finite(
     run: _Run, what: str, value: float, step: int, when: str = "in"
 ) -> None:
     if math.isfinite(value):
@@ -697,8 +745,8 @@ def _check_finite(
 
 
 def _last_good(folder: Path | None) -> str:
-    found = list(checkpoints(folder).values()) if folder else [None]
-    return f"the last good checkpoint is {(found or [None])[-1] or 'none'}"
+    kept = list(checkpoints(folder).values()) if folder else []
+    return f"the last good checkpoint is {kept[-1] if kept else 'none'}"
 
 # %% ../nbs/15_training.ipynb #ca9576e9
 #| code-fold: true
@@ -722,17 +770,17 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     with eval_mode(model):
         for inputs, targets in windows:
             loss = model(inputs.to(device), targets.to(device), reduction="sum")
-            scalar = isinstance(loss, (float, torch.Tensor))
-            scalar = scalar and torch.as_tensor(loss).numel() == 1
+            one = isinstance(loss, (float, torch.Tensor))
+            one = one and torch.as_tensor(loss).numel() == 1
             got = f"{type(loss).__name__} of shape {getattr(loss, 'shape', None)}"
             want = "one number, the summed loss, with reduction='sum'"
-            require(scalar, "model", got, want)
+            require(one, "model", got, want)
             nats += float(loss)
             n_tokens += int((targets != -100).sum())
     return nats, n_tokens
 
 
-def _check_summed(model, tokens: np.ndarray, length: int) -> None:
+def _demand_summed(model, tokens: np.ndarray, length: int) -> None:
     """Stop a model whose loss is a mean: every number that is made of it would be
     wrong, and look right. Two copies of a window lose twice what one loses."""
     one = next(sequential_windows(tokens, length, batch_size=1))
@@ -759,7 +807,7 @@ def _log(run: _Run) -> None:
     run.unlogged = []
 
 
-def _evaluate_now(run: _Run) -> None:
+def _look(run: _Run) -> None:
     """Evaluate the validation split; remember the weights if they are the best."""
     from accelerate.utils import gather_object
 
@@ -767,10 +815,10 @@ def _evaluate_now(run: _Run) -> None:
     windows = sequential_windows(
         run.corpus.valid, run.stream.length, batch_size=size
     )
-    share = itertools.islice(windows, run.process, None, run.processes)
-    nats, n_tokens = map(sum, zip(*gather_object([_nats(run.model, share)])))
+    mine = itertools.islice(windows, run.process, None, run.processes)
+    nats, n_tokens = map(sum, zip(*gather_object([_nats(run.model, mine)])))
     loss, history = nats / n_tokens, run.history
-    _check_finite(run, "validation loss", loss, run.step - 1, "after")
+    _demand_finite(run, "validation loss", loss, run.step - 1, "after")
     history.validation_step.append(run.step)
     history.validation_loss.append(loss)
     if history.best_loss is None or loss < history.best_loss:
@@ -924,7 +972,7 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     found = state["format"]
     got = f"{path}, {reprlib.repr(found)}"
     require(found == _FORMAT, "folder", got, f"{_FORMAT!r}")
-    _check_same_run(run.folder, state["identity"], run.identity)
+    _demand_same(run.folder, state["identity"], run.identity)
     known = step <= run.steps
     require(known, "folder", f"{path}, step {step}", f"{run.steps} steps at most")
     _check_tensors(path / "model.safetensors", weights, _tensors(run.model))
@@ -988,7 +1036,7 @@ def _save(run: _Run) -> None:
 
 
 def _resume(run: _Run) -> None:
-    """Continue from the newest checkpoint, if there is one."""
+    """Go on from the newest checkpoint, if there is one."""
     found = checkpoints(run.folder)
     if found:
         run.step = max(found)
@@ -1052,8 +1100,8 @@ class _Display:
         texts = {"loss": f"{history.loss[-1]:.3f}", "tokens/s": f"{speed:,.0f}"}
         self._show(history.step[-1], scalars, texts)
 
-    def validation(self, history: History) -> None:
-        """Show the newest evaluation of the validation split."""
+    def look(self, history: History) -> None:
+        """Show the newest look at the validation split."""
         loss = history.validation_loss[-1]
         step, texts = history.validation_step[-1], {"valid": f"{loss:.3f}"}
         self._show(step, {"loss/validation": loss}, texts)
@@ -1077,7 +1125,7 @@ class _Display:
 
 # %% ../nbs/15_training.ipynb #f68ad33a
 #| code-fold: true
-def _evaluation_due(run: _Run) -> bool:
+def _looks(run: _Run) -> bool:
     """Whether the validation split is evaluated now."""
     if run.step == run.steps:
         return True
@@ -1087,7 +1135,7 @@ def _evaluation_due(run: _Run) -> bool:
     return run.step * size // windows > (run.step - 1) * size // windows
 
 
-def _checkpoint_due(run: _Run) -> bool:
+def _saves(run: _Run) -> bool:
     """Whether a checkpoint is due, besides those at evaluations."""
     every = run.config.checkpoint_every
     return every is not None and run.step % every == 0
@@ -1104,15 +1152,15 @@ def _after_an_update(run: _Run) -> Iterator[None]:
         restore()
 
     def restore():
-        for number, handler in handlers.items():
+        for number, handler in ours.items():
             signal.signal(number, handler)
 
     main = threading.current_thread() is threading.main_thread()
     possible = main and run.folder is not None and run.processes == 1
     found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    ignored = (None, signal.SIG_IGN)
-    handlers = {n: h for n, h in found.items() if possible and h not in ignored}
-    for number in handlers:
+    unheard = (None, signal.SIG_IGN)
+    ours = {n: h for n, h in found.items() if possible and h not in unheard}
+    for number in ours:
         signal.signal(number, note)
     try:
         yield
@@ -1123,14 +1171,14 @@ def _after_an_update(run: _Run) -> Iterator[None]:
 def _stop(run: _Run) -> None:
     """Hand on the signal, which ends the run unless whoever handles it returns."""
     number, run.stopped = run.stopped, None
-    message = f"stopped after step {run.step}; {_last_good(run.folder)}"
-    message += ", and the same call continues from there"
+    said = f"stopped after step {run.step}; {_last_good(run.folder)}"
+    said += ", and the same call goes on from there"
     handler = signal.getsignal(number)
     if handler is signal.default_int_handler:
-        raise KeyboardInterrupt(message)
+        raise KeyboardInterrupt(said)
     if handler is not signal.SIG_DFL:
         return signal.raise_signal(number)
-    print(message, file=sys.stderr)  # Python prints nothing for an exit
+    print(said, file=sys.stderr)  # Python says nothing of an exit
     raise SystemExit(128 + number)
 
 
@@ -1161,20 +1209,21 @@ def train(
     Parameters
     ----------
     model : torch.nn.Module
-        Called as ``model(inputs, targets, reduction="sum")``, token ids (B, T)
+        Called as ``model(inputs, targets, reduction="sum")``, token numbers (B, T)
         each, for the summed loss in nats. It is trained in place, moved to
         accelerate's device, and left in evaluation mode with the weights that
         ``config.keep`` names.
     corpus : gbattn.corpora.Corpus
-        Or anything with token ids of shape (n,) as ``train`` and ``valid``.
+        Or anything with token numbers of shape (n,) as ``train`` and ``valid``.
     config : TrainConfig
         All settings.
     folder : str or Path, optional
         Where checkpoints go, one folder each; the newest and the best are kept. If
-        it holds one of the same run, the run continues from there, and where the
+        it holds one of the same run, the run goes on from there, and where the
         arithmetic repeats its bits (one CPU, one release of torch, as many threads)
         ends in the same ones as if it had never stopped. To be the same, a run must
-        also begin with the same weights: make the model anew, with the same seed.
+        also begin with the same weights: give the model as it was made, or as a run
+        in this folder left it, and a model of another seed another folder.
     progress : bool
         Whether to draw a progress bar on standard error.
     tensorboard : bool
@@ -1186,6 +1235,10 @@ def train(
 
     Raises
     ------
+    ValueError
+        Naming the argument, what it got and what it wants; for a folder that holds
+        another run, everything that differs; for a model whose loss is no sum over
+        the targets.
     FloatingPointError
         When a loss or a gradient is not finite, naming step, learning rate and
         batch. The last good checkpoint is kept; the model is left as it is, up to
@@ -1258,8 +1311,9 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
         torch.random.fork_rng(gpus),
         _products(config.precision),
         _Display(run, progress, tensorboard) as display,
+        _remembered(run),
     ):
-        _check_summed(model, run.corpus.valid, run.stream.length)
+        _demand_summed(model, run.corpus.valid, run.stream.length)
         model.train()
         if config.compile and run.step < run.steps:
             _compile(run)
@@ -1273,12 +1327,12 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
                     _log(run)
                     display.point(run.history)
                 stopped = run.stopped is not None
-                evaluating = _evaluation_due(run)
-                if evaluating or stopped or _checkpoint_due(run):
+                look, save = _looks(run), _saves(run) or stopped
+                if look or save:
                     _read(run)
-                    if evaluating:
-                        _evaluate_now(run)
-                        display.validation(run.history)
+                    if look:
+                        _look(run)
+                        display.look(run.history)
                     run.history.finished = run.step == run.steps
                     if run.folder:
                         _save(run)
@@ -1291,7 +1345,7 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
 
 # %% ../nbs/15_training.ipynb #34f5b863
 class Evaluation(NamedTuple):
-    """What a model scores on a text: the mean ``loss`` in nats per token,
+    """What a model pays for a text: the mean ``loss`` in nats per token,
     ``perplexity`` = exp(loss), ``bits_per_byte`` (None if the bytes are not known),
     and ``n_tokens``, how many tokens were scored."""
 
@@ -1318,7 +1372,7 @@ def evaluate(
         Called as ``model(inputs, targets, reduction="sum")``, for the summed loss
         in nats; a target of −100 is not scored.
     tokens : np.ndarray
-        Token ids, shape (n,), n ≥ 2, such as ``corpus.test``.
+        Token numbers, shape (n,), n ≥ 2, such as ``corpus.test``.
     length : int, optional
         T, tokens read at once; the model's ``config.max_length`` by default.
     context : int
@@ -1335,6 +1389,12 @@ def evaluate(
     -------
     Evaluation
 
+    Raises
+    ------
+    ValueError
+        Naming the argument, what it got and what it wants; also for a model whose
+        loss is no sum over the targets, or not finite.
+
     Notes
     -----
     The model is put into evaluation mode, and each of its parts back. It scores one
@@ -1347,11 +1407,11 @@ def evaluate(
     )
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     known = size is None or int(as_array(tokens).max()) < size
-    want = f"numbers below the {size} tokens of the model's vocabulary"
+    want = f"numbers below the {size} token types of the model"
     require(known, "tokens", "a number that is no token", want)
     known = n_bytes is None or is_count(n_bytes)
     require(known, "n_bytes", repr(n_bytes), "a positive integer")
-    _check_summed(model, tokens, length)
+    _demand_summed(model, tokens, length)
     nats, n_tokens = _nats(model, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)

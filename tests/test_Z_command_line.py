@@ -1,6 +1,5 @@
 """The command line: every command from end to end on a small text, its words, its exit codes, Ctrl-C, faults."""
 
-import inspect
 import json
 import math
 import os
@@ -14,7 +13,6 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal, get_origin
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ from hypothesis import strategies as st
 
 from gbattn import command_line
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
-from gbattn.command_line import COMMANDS, MODEL, TRAINING, main
+from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
 from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
@@ -138,61 +136,54 @@ def test_the_version(call):
     assert call("--version") == (0, f"gbattn {gbattn.__version__}\n", "")
 
 
-CONFIGS = {"ModelConfig": ModelConfig, "TrainConfig": TrainConfig}
-
-
-def options_of(command):
-    """Each option of a command as it is typed, and its parameter or field."""
-    for name, parameter in inspect.signature(COMMANDS[command].function).parameters.items():
-        if parameter.annotation in CONFIGS:
-            for entry in fields(CONFIGS[parameter.annotation]):
-                if (command, entry.name) != ("bench", "attention"):
-                    yield f"--{entry.name.replace('_', '-')}", entry
-        else:
-            word = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            yield name.upper() if word else f"--{name.replace('_', '-')}", parameter
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_describes_every_option(call, command):
+def test_help_mentions_every_option(call, command):
     code, out, err = call(command, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: gbattn {command} ")
     assert "--json" in out and "``" not in out
     plain = " ".join(re.sub(r"[│╭╰─╮╯]", " ", out).split())
-    for option, _ in options_of(command):
-        found = re.search(rf"(?<![\w-]){option}\b(?: --no\S*|,)*(?: (?:[A-Z{{}},|a-z0-9-]+))? (\S+)", plain)
-        assert found and found[1] != "(default:", option
+    for option in options(command):
+        name = option.name.upper() if option.word else "--" + option.name.replace("_", "-")
+        assert re.search(rf"(?<![\w-]){name}\b", out), name
+        assert option.help.endswith(".") and option.help in plain, option
 
 
-def test_no_option_of_train_has_two_meanings():
-    names = [name for name, _ in options_of("train")]
+def test_the_options_of_train_are_the_fields_of_its_dataclasses():
+    found = [(option.owner, option.name) for option in options("train") if option.owner]
+    wanted = [(kind.__name__, entry.name) for kind in (ModelConfig, TrainConfig) for entry in fields(kind)]
+    assert found == wanted
+    names = [option.name for option in options("train")]
     assert len(set(names)) == len(names)
 
 
 def choices_of(config, name, **rest):
-    """The choices that a dataclass names in its error."""
+    """What a dataclass says that it would have taken, in place of nonsense."""
     with pytest.raises(ValueError) as caught:
         config(**{name: "nonsense"}, **rest)
     wanted = str(caught.value).partition("; want ")[2]
     return re.findall(r"'([\w-]+)'", wanted) or re.findall(r"[\w-]+", wanted.removeprefix("one of"))
 
 
-def test_the_help_names_every_choice(call):
-    help_of = " ".join(re.sub(r"[│╭╰─╮╯]", " ", call("train", "--help")[1]).split())
+def test_the_help_names_every_choice():
+    help_of = {option.name: option.help for option in options("train")}
     choices = {"norm": PLACEMENTS, "normalizer": NORMALIZERS}
     for config, rest in ((ModelConfig, dict(vocab_size=9)), (TrainConfig, dict(steps=1))):
-        chosen = [entry.name for entry in fields(config) if entry.type is str or get_origin(entry.type) is Literal]
-        choices |= {name: choices_of(config, name, **rest) for name in chosen if name not in choices}
+        chosen = [entry.name for entry in fields(config) if entry.type is str]
+        choices |= {name: choices_of(config, name, **rest) for name in chosen}
     assert {"schedule", "precision", "decay", "keep", "positions", "attention", "ffn", "norm"} <= set(choices)
     assert choices["precision"] == ["no", "tf32", "bf16", "fp16"] and "boosted" in choices["attention"]
     for name, found in choices.items():
-        about = help_of.partition(f"--{name} ")[2][:600]
-        assert all(re.search(rf"(?<![\w-]){choice}\b", about) for choice in found), name
+        assert all(re.search(rf"(?<![\w-]){choice}\b", help_of[name]) for choice in found), name
+    assert set(command_line._PLAINER) <= set(help_of)
+    own = {(name, option.name): option.help for name in COMMANDS for option in options(name)}
+    assert own["evaluate", "split"].endswith("One of test, valid, train.")
+    assert own["bench", "dtype"].endswith("One of float32, bfloat16.")
+    assert own["train", "tokenizer"].endswith("One of byte-level, published.")
 
 
 def test_the_defaults_of_train():
-    chosen = command_line._parse("train", [])
+    chosen = command_line._parsed("train", [])
     assert chosen["model"] == ModelConfig(**MODEL)
     assert chosen["training"] == TrainConfig(**TRAINING)
     assert chosen["model"].attention == "boosted"
@@ -201,7 +192,7 @@ def test_the_defaults_of_train():
 
 
 maybe = lambda values: st.none() | values
-SETTINGS = st.fixed_dictionaries(
+CONFIGS = st.fixed_dictionaries(
     {
         "learning_rate": st.floats(1e-6, 1),
         "betas": st.tuples(st.floats(0, 0.9), st.floats(0, 0.999)),
@@ -216,7 +207,7 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @settings(max_examples=25, deadline=None)
-@given(SETTINGS, st.booleans(), st.dictionaries(st.sampled_from(["0", "1"]), st.just({"attention": "twicing"})))
+@given(CONFIGS, st.booleans(), st.dictionaries(st.sampled_from(["0", "1"]), st.just({"attention": "twicing"})))
 def test_what_is_said_is_what_is_meant(training, visits, overrides):
     """Any config can be spelled, and is read as it was meant."""
     length = {"epochs": 1.5} if visits else {"steps": 7}
@@ -227,7 +218,7 @@ def test_what_is_said_is_what_is_meant(training, visits, overrides):
             words.append(f"--{dashed}" if value else f"--no-{dashed}")
         else:
             words += [f"--{dashed}", *map(str, value if isinstance(value, tuple) else [value])]
-    chosen = command_line._parse("train", words)
+    chosen = command_line._parsed("train", words)
     assert chosen["training"] == TrainConfig(**TRAINING | {"steps": None} | training | length)
     assert chosen["model"] == ModelConfig(**MODEL | {"overrides": overrides, "attention_options": {"rounds": 3}})
 
@@ -254,13 +245,15 @@ def test_words_that_are_not_understood(call, words, parts):
     "words, part",
     [
         (["train", "--nonsense", "3"], "--nonsense"),
+        (["train", "--folder", ""], "want a path, such as . for this folder"),
+        (["evaluate", "--text="], "want a path, such as . for this folder"),
+        (["run", "--results", ""], "want a path, such as . for this folder"),
         (["train", "--d-model", "wide"], "--d-model"),
         (["train", "--overrides", "{a"], "--overrides"),
+        (["run", "quick", "--shard", "2"], "K/N, such as 2/8"),
+        (["run", "quick", "--shard", "a/b"], "K/N, such as 2/8"),
         (["compare"], "NAME"),
         (["bench", "--attention", "boosted"], "--attention"),
-        (["bench", "--dtype", "int8"], "--dtype"),
-        (["evaluate", "--split", "dev"], "--split"),
-        (["train", "--tokenizer", "magic"], "--tokenizer"),
     ],
 )
 def test_words_that_the_parser_refuses(call, words, part):
@@ -343,7 +336,7 @@ def test_a_precision_that_wants_a_gpu_is_refused_before_the_text_is_read(call, m
 def test_the_words_of_train_and_evaluate(text, trained, call):
     code, out, err = call("train", text, "--folder", trained, *SHORT)
     assert code == 0
-    assert "holds the run up to step 20: finished" in err and "continuing" not in err
+    assert "holds the run up to step 20: finished" in err and "going on" not in err
     assert f"(gbattn generate --folder {trained} writes more)" in out
     number = r" \d\.\d{3} nats a token, perplexity [\d,]+\.\d, \d\.\d{3} bits per byte\n"
     assert re.match(f"validation:{number}a bigram model:{number}saved in ", out)
@@ -367,10 +360,10 @@ def test_evaluation_reads_as_much_at_once_as_training(text, tmp_path, call, resu
 def test_a_tokenizer_that_loses_text_is_named_with_each_price(text, tmp_path, call, result):
     words = ["--folder", tmp_path / "model"]
     code, out, err = call("train", text, *words, *SHORT, "--tokenizer", "published", "--prompt", "the cat Zürich")
-    assert code == 0 and "the tokenizer loses text, so this compares with no other tokenizer" in out
+    assert code == 0 and "it loses text: no price to compare" in out
     assert "the tokenizer lost some of the prompt: 'the cat" in err and "is left" in err
     code, out, err = call("evaluate", *words, "--device", "cpu")
-    assert code == 0 and "the tokenizer loses text, so this compares with no other tokenizer" in out
+    assert code == 0 and "it loses text: no price to compare" in out
     assert result("evaluate", *words, "--device", "cpu")["lossless"] is False
     for prompt, lost in (("the cat Zürich", True), ("the  cat\n", False)):
         code, out, err = call("generate", prompt, *words, "--max-new-tokens", 2, "--device", "cpu")
@@ -416,7 +409,7 @@ def test_a_prompt_from_a_standard_input_that_is_closed(trained, call, monkeypatc
 
 
 def test_what_would_command_a_terminal_is_not_shown(call, trained, monkeypatch):
-    monkeypatch.setattr(command_line, "_continue", lambda *words, **how: ["a\x1b[31mb\x9b\r\n\tc é 😀"])
+    monkeypatch.setattr(command_line, "_continued", lambda *words, **how: ["a\x1b[31mb\x9b\r\n\tc é 😀"])
     _, out, _ = call("generate", "--folder", trained)
     assert out == "a�[31mb��\n\tc é 😀\n"
 
@@ -426,6 +419,24 @@ def test_a_finished_run_is_not_done_again(text, trained, result):
     found = result("train", text, "--folder", trained, *SHORT, "--checkpoint-every", "3")
     assert found["steps"] == 20
     assert (trained / "history.json").read_bytes() == before
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_done_again(text, tmp_path, call, result, monkeypatch):
+    words = ["train", text, "--folder", tmp_path, *SHORT]
+    once = result(*words)
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
+    code, out, err = call(*words, "--json")
+    again = json.loads(out)
+    assert code == 0 and f"{tmp_path} holds the run up to step 20: finished" in err
+    assert again | {"seconds": 0} == once | {"seconds": 0}
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    refused(call(*words, "--seed", 3), 2, "--folder: got training.seed = 3; want")
+    history = json.loads((tmp_path / "history.json").read_text())
+    (tmp_path / "history.json").write_text(json.dumps(history | {"finished": False}))
+    with pytest.raises(pytest.fail.Exception, match="trained again"):
+        call(*words)
 
 
 def test_a_run_goes_on_where_its_text_has_moved(tmp_path, call, result):
@@ -443,7 +454,7 @@ def test_a_run_goes_on_where_its_text_has_moved(tmp_path, call, result):
     result("evaluate", "--folder", tmp_path / "m")
     (now / "train.txt").write_text(sentences(200, 7))
     outcome = call("train", now, "--folder", tmp_path / "m", *SHORT)
-    refused(outcome, 2, "--folder: got corpus = ", "as in the checkpoint in")
+    refused(outcome, 2, "--folder: got fingerprint = ", "to go on with the run in")
 
 
 def test_another_run_in_the_folder(text, trained, call):
@@ -452,8 +463,8 @@ def test_another_run_in_the_folder(text, trained, call):
     refused(
         outcome,
         2,
-        "learning_rate = 0.5",
-        f"learning_rate = {TRAINING['learning_rate']}",
+        "training.learning_rate = 0.5",
+        f"training.learning_rate = {TRAINING['learning_rate']}",
         'model.norm = "pre"',
     )
     assert before == {path: path.read_bytes() for path in before}
@@ -495,17 +506,14 @@ def test_a_folder_without_a_checkpoint_is_free(text, tmp_path, call, result):
     refused(call(*words, *DIVERGING), 1, "is nan in step")
     assert result(*words)["steps"] == 20
     assert not json.loads((tmp_path / "m" / "run.json").read_text())["training"]["warmup_steps"]
-    refused(call(*words, "--warmup-steps", "5"), 2, "--folder: got warmup_steps = 5; want")
+    refused(call(*words, "--warmup-steps", "20"), 2, "--folder: got training.warmup_steps = 20; want")
 
 
 def test_a_model_without_its_checkpoints_is_not_overwritten(text, trained, tmp_path, call):
     copy_files(trained, tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
     refused(
-        call("train", text, "--folder", tmp_path, *SHORT, "--seed", "9"),
-        2,
-        "--folder: got",
-        "the model of another run; want",
+        call("train", text, "--folder", tmp_path, *SHORT, "--seed", "9"), 2, "--folder: got training.seed = 9; want"
     )
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
@@ -567,10 +575,12 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["train", "TEXT", "--prompt", "", *SHORT[:-4]], ["--prompt: got ''"]),
         (["train", "TEXT", *SHORT, "--temperature", "-1"], ["--temperature: got -1.0"]),
         (["train", "TEXT", *SHORT, "--sample-tokens", "0"], ["--sample-tokens: got 0"]),
+        (["train", "TEXT", *SHORT, "--tokenizer", "magic"], ["--tokenizer: got 'magic'"]),
         (
             ["evaluate", "--folder", "nowhere"],
-            ["--folder: got nowhere without run.json; want a folder that gbattn train finished"],
+            ["--folder: got nowhere without run.json; want a folder that gbattn train made"],
         ),
+        (["evaluate", "--folder", "TRAINED", "--split", "dev"], ["--split: got 'dev'; want one of train, valid, test"]),
         (
             ["evaluate", "--folder", "TRAINED", "--corpus", "OTHER"],
             ["--corpus: got a text with fingerprint", "--text scores"],
@@ -601,8 +611,6 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["run", "nothing"], ["NAME: got 'nothing'; want one of quick"]),
         (["run", "quick", "--shard", "3/2"], ["--shard: got 3/2; want K/N with K from 1 to N, such as 2/8"]),
         (["run", "quick", "--shard", "0/2"], ["--shard: got 0/2; want K/N"]),
-        (["run", "quick", "--shard", "2"], ["--shard: got 2; want K/N"]),
-        (["run", "quick", "--shard", "a/b"], ["--shard: got a/b; want K/N"]),
         (["run", "quick", "--results", "short"], ["--results: got short, a file; want a folder"]),
         (["run", "--results", "short"], ["--results: got short, a file; want a folder"]),
         (["run", "quick", "--work", "short"], ["--work: got short (", "want one that can be written to"]),
@@ -618,8 +626,10 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         (["compare", "qiuck", "--results", "nowhere"], ["NAME: got 'qiuck'", "want one of quick, mini-sweep"]),
         (["bench", "magic"], ["ARMS: got 'magic'; want one of"]),
         (["bench", "boosted", "magic"], ["ARMS: got 'magic'; want one of"]),
+        (["bench", "boosted", "boosted"], ["ARMS: got boosted boosted; want each name once"]),
         (["bench", "--rounds", "0"], ["--rounds: got 0"]),
         (["bench", "--new-tokens", "0"], ["--new-tokens: got 0"]),
+        (["bench", "--dtype", "int8"], ["--dtype: got 'int8'; want float32 or bfloat16"]),
         (["bench", "--device", "gpu"], ["--device: got 'gpu'", "want cpu, or cuda"]),
     ],
 )
@@ -665,7 +675,7 @@ def test_a_damaged_checkpoint_is_no_option(text, tmp_path, call, result):
     result("train", text, "--folder", tmp_path / "m", *SHORT)
     (weights,) = (tmp_path / "m" / "checkpoints").glob("step-*/training.json")
     weights.write_text("no")
-    refused(call("train", text, "--folder", tmp_path / "m", *SHORT), 2, "--folder: got", "delete that one")
+    refused(call("train", text, "--folder", tmp_path / "m", *SHORT), 1, "checkpoints: got", "delete that one")
 
 
 BARE = '{"format": "gbattn corpus 1", "splits": {"train": {"dtype": "uint16"}}}'
@@ -690,6 +700,72 @@ def test_a_damaged_folder(trained, tmp_path, call, name, content):
     refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
     if name != "tokenizer.json":  # which only --text reads
         refused(call("evaluate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
+
+
+@pytest.mark.parametrize(
+    "place, value",
+    [
+        ("corpus", 3),
+        ("corpus", None),
+        ("fingerprint", ["x"]),
+        ("recipe tokenizer", "magic"),
+        ("recipe tokenizer", ["byte-level"]),
+        ("recipe vocab_size", "300"),
+        ("recipe vocab_size", True),
+        ("recipe max_train_tokens", -1),
+        ("recipe max_train_tokens", "all"),
+        ("training batch_size", "4"),
+        ("training length", 2.5),
+        ("training magic", 1),
+        ("training", [1]),
+        ("model d_model", "wide"),
+        ("model", None),
+    ],
+)
+def test_a_run_that_says_nonsense(text, trained, tmp_path, call, place, value):
+    """It is refused by the name of its file, by every command that reads it."""
+    shutil.copytree(trained, tmp_path / "m")
+    path = tmp_path / "m" / "run.json"
+    *part, name = place.split()
+    found = json.loads(path.read_text())
+    (found[part[0]] if part else found)[name] = value
+    path.write_text(json.dumps(found))
+    for words in (["evaluate"], ["generate"], ["train", text, *SHORT]):
+        outcome = call(*words, "--folder", tmp_path / "m")
+        refused(outcome, 1, f"{path}: got a file that is damaged", "; want what gbattn train wrote")
+    assert path.read_text() == json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found | {"best_loss": "low"},
+        lambda found: found | {"best_loss": math.nan},
+        lambda found: found | {"best_loss": found["best_loss"] - 1},
+        lambda found: found | {"best_step": None},
+        lambda found: found | {"loss": found["loss"][:-1]},
+        lambda found: found | {"validation_loss": [*found["validation_loss"], 1.0]},
+        lambda found: found | {"loss": [math.nan for _ in found["loss"]]},
+        lambda found: found | {"loss": [None for _ in found["loss"]]},
+        lambda found: found | {"seconds": ["1" for _ in found["seconds"]]},
+        lambda found: found | {"step": [20.5 for _ in found["step"]]},
+        lambda found: found | {"step": 20},
+        lambda found: found | {"finished": "yes"},
+        lambda found: found | {"more": 1},
+        lambda found: [found],
+        lambda found: DEEP,
+        lambda found: "{",
+    ],
+)
+def test_a_history_that_says_nonsense(text, trained, tmp_path, call, monkeypatch, change):
+    """It is refused by the name of its file, and the model that was trained is left."""
+    copy_files(trained, tmp_path)
+    path = tmp_path / "history.json"
+    found = change(json.loads(path.read_text()))
+    path.write_text(found if isinstance(found, str) else json.dumps(found))
+    monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
+    outcome = call("train", text, "--folder", tmp_path, *SHORT)
+    refused(outcome, 1, f"{path}: got ", "; want what gbattn train wrote: copy or delete it")
 
 
 @pytest.mark.parametrize("name", ["../../bashrc", "run.json", "there/tokenizer.json", "ABSOLUTE"])
@@ -748,13 +824,13 @@ def test_an_error_that_is_not_ours_is_one_short_line(trained, call, monkeypatch)
         raise RuntimeError("x" * 9000)
 
     words = ["generate", "--folder", trained]
-    monkeypatch.setattr(command_line, "_continue", broken)
+    monkeypatch.setattr(command_line, "_continued", broken)
     assert call(*words)[2] == "gbattn generate: no kernel\n"
     monkeypatch.setenv("GBATTN_DEBUG", "1")
     with pytest.raises(RuntimeError, match="generated code"):
         call(*words)
     monkeypatch.delenv("GBATTN_DEBUG")
-    monkeypatch.setattr(command_line, "_continue", endless)
+    monkeypatch.setattr(command_line, "_continued", endless)
     assert len(call(*words)[2]) < 340
 
 
@@ -785,7 +861,7 @@ def test_a_disk_that_is_full_at_the_end(text, tmp_path, call, result, monkeypatc
     write, words = P.write_bytes, ["train", text, "--folder", tmp_path / "m", *SHORT]
     monkeypatch.setattr(P, "write_bytes", full)
     outcome = call(*words)
-    refused(outcome, 1, f"No space left on device: '{tmp_path / 'm' / 'history.json'}'; step 20 is saved in")
+    refused(outcome, 1, f"No space left on device: '{tmp_path / 'm' / 'history.json'}'; step 20 is kept in")
     monkeypatch.setattr(P, "write_bytes", write)
     assert result(*words)["steps"] == 20
 
@@ -794,7 +870,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch, trained):
     def broken(*words, **how):
         raise TypeError("a bug")
 
-    monkeypatch.setattr(command_line, "_continue", broken)
+    monkeypatch.setattr(command_line, "_continued", broken)
     with pytest.raises(TypeError, match="a bug"):
         main(["generate", "--folder", str(trained)])
 
@@ -831,8 +907,8 @@ def test_a_default_length_is_cut_to_the_room_there_is(text, tmp_path, call, resu
     refused(call(*words), 2, "PROMPT: got ", " tokens; want fewer than max_length = 16, as positions are learned")
     bench = ["bench", "boosted", *LEARNED, "--rounds", 1]
     assert result(*bench)["arms"][0]["written_tokens_per_second"] > 0
-    refused(call(*bench, "--new-tokens", 16), 2, "--new-tokens: got", "want at most max_length = 16")
-    refused(call(*bench, "--max-length", 1), 2, "--new-tokens: got 0; want a positive integer")
+    refused(call(*bench, "--new-tokens", 16), 2, "--new-tokens: got 16; want fewer than max_length = 16")
+    refused(call(*bench, "--max-length", 1), 2, "--max-length: got 1; want 2 or more, as positions are learned")
 
 
 def test_a_prompt_that_fills_the_window_is_no_reason_not_to_train(text, tmp_path, call):
@@ -843,7 +919,7 @@ def test_a_prompt_that_fills_the_window_is_no_reason_not_to_train(text, tmp_path
     assert ", 1 layer, width 16: " in err
     code, out, err = call(*words)
     assert "after 1 step and" in out
-    assert command_line._count(1, "second") == "1 second" and command_line._count(2000, "second") == "2,000 seconds"
+    assert command_line._many(1, "second") == "1 second" and command_line._many(2000, "second") == "2,000 seconds"
 
 
 # ---- Ctrl-C ----
@@ -866,13 +942,13 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, ""), err
     last = err.strip().splitlines()[-1]
-    step = int(re.search(r"stopped; step (\d+) is saved in", last)[1])
-    assert 15 <= step < 300 and last.endswith("the same command continues from there"), err
+    step = int(re.search(r"stopped; step (\d+) is kept in", last)[1])
+    assert 15 <= step < 300 and last.endswith("the same command goes on from there"), err
     assert "Traceback" not in err
 
     refused(call("generate", "--folder", stopped), 2, "--folder: got", "a run that was stopped", "gbattn train")
     code, out, err = call(*words, "--json")
-    assert code == 0 and f"up to step {step}: continuing" in err
+    assert code == 0 and f"up to step {step}: going on" in err
     again, once = json.loads(out), result("train", text, "--folder", whole, *length)
     assert again["validation"] == once["validation"] and again["sample"] == once["sample"]
     curves = [json.loads((folder / "history.json").read_text()) for folder in (stopped, whole)]
@@ -893,10 +969,10 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(text, tmp_path, call):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (143, "") and "Traceback" not in err, err
     last = err.strip().splitlines()[-1]
-    step = int(re.search(r"gbattn train: stopped; step (\d+) is saved in", last)[1])
-    assert 15 <= step < 400 and last.endswith("the same command continues from there"), err
+    step = int(re.search(r"gbattn train: stopped; step (\d+) is kept in", last)[1])
+    assert 15 <= step < 400 and last.endswith("the same command goes on from there"), err
     code, out, err = call(*words, "--json")
-    assert code == 0 and f"up to step {step}: continuing" in err and json.loads(out)["steps"] == 400
+    assert code == 0 and f"up to step {step}: going on" in err and json.loads(out)["steps"] == 400
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGTERM is a POSIX signal.")
@@ -937,7 +1013,7 @@ def test_sigterm_in_a_queue_leaves_no_process(text, tmp_path, workers):
 
 def test_sigterm_is_left_to_who_sees_to_it(call, monkeypatch):
     seen = []
-    monkeypatch.setattr(command_line, "_execute", lambda words: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
+    monkeypatch.setattr(command_line, "_act", lambda words: seen.append(signal.getsignal(signal.SIGTERM)) or 0)
     before = signal.getsignal(signal.SIGTERM)
     assert call("run")[0] == 0 and signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL
     mine = lambda *_: None
@@ -963,7 +1039,7 @@ def test_ctrl_c_before_the_first_checkpoint(text, tmp_path, call, monkeypatch):
 
     monkeypatch.setattr("gbattn.training.train", press)
     code, out, err = call("train", text, "--folder", tmp_path / "m", *SHORT)
-    assert (code, out) == (130, "") and err.endswith("gbattn train: stopped; nothing is saved yet\n")
+    assert (code, out) == (130, "") and err.endswith("gbattn train: stopped; nothing is kept yet\n")
 
 
 def test_ctrl_c_anywhere(call, monkeypatch, text):
@@ -1008,7 +1084,7 @@ def test_tokenize(text, tmp_path, call, result):
     assert found["tokens"] == {split: len(getattr(corpus, split)) for split in ("train", "valid", "test")}
     assert found["bytes"]["test"] == (Path(text) / "test.txt").stat().st_size
     code, out, err = call("tokenize", text, "--vocab-size", 300, "--cache", tmp_path)
-    assert code == 0 and "vocabulary of 300, lossless, in" in out and f"{found['tokens']['train']:,}" in out
+    assert code == 0 and "300 token types, every byte kept, in" in out and f"{found['tokens']['train']:,}" in out
 
 
 def test_train_reads_a_cache_that_was_carried(text, tmp_path, result, monkeypatch):
@@ -1091,9 +1167,9 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
 
     half = result("run", "tiny", *place, "--shard", "1/2")["experiments"][0]
     refused(call("compare", "tiny", *place[:2], "--confidence", "2"), 2, "--confidence: got 2.0; want a number between")
-    assert half["done"] == 2 and half["hours_left"] >= 0
+    assert (half["done"], half["left"]) == (2, "about") and half["hours_left"] >= 0
     code, out, err = call("compare", "tiny", *place[:2])
-    assert code == 0 and out.endswith("\n2 of 4 runs are done, so no ordering is decided\n")
+    assert code == 0 and out.endswith("\n2 of 4 runs are in, so no ordering is decided\n")
     done = result("run", "tiny", *place)["experiments"][0]
     assert (done["done"], done["hours_left"]) == (4, 0)
 
@@ -1102,9 +1178,10 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert rows == [row._asdict() for row in compare(records)]
     code, out, err = call("compare", "tiny", *place[:2], "--metric", "test_perplexity")
     assert code == 0 and "test_perplexity" in out and "paired by seed" in out
-    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +– +[\d,]+ +\d+\.\d$", out, re.M)
+    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+ +\d+\.\d$", out, re.M)
     assert "diverged" not in out
     refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
+    monkeypatch.setattr(command_line, "_product_rate", lambda: pytest.fail("a speed that nobody asked for"))
     code, out, err = call("run", "tiny", *place)
     assert code == 0 and "4 of   4 runs" in out and "empty" not in err
     code, out, err = call("run", "tiny", *place, "--shard", "3/8")
@@ -1191,41 +1268,77 @@ def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result
 
 
 def test_a_table_has_room():
-    """Columns as wide as what is in them."""
+    """Columns as wide as what is in them; pairs are shown where some are missing."""
     row = dict(label="a", n=3, mean=1.0, sd=None, difference=None, low=None, high=None, parameters=1, diverged=0)
     row["training_flops"] = None  # each of its runs diverged
     rows = [row | dict(arm="a", pairs=0)]
     rows += [row | dict(arm="b", pairs=3, difference=-12345.678, low=-123456.7, high=-1234.5, mean=98765.4)]
     table = dict(rows=rows, metric="validation_bits_per_byte", reference="a", done=1, planned=1, untuned=())
-    head, *lines = command_line._format_comparison(table).splitlines()[:3]
-    titles = ["runs", "validation_bits_per_byte", "sd", "difference", "pairs", "interval", "parameters", "TFLOPs"]
-    assert head.split() == titles
+    head, *lines = command_line._say_compared(table).splitlines()[:3]
+    assert head.split() == ["runs", "validation_bits_per_byte", "sd", "difference", "interval", "parameters", "TFLOPs"]
     assert len({len(line) for line in (head, *lines)}) == 1
     cells = re.split(r" {2,}", lines[1])
-    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "3", "-123456.7000 … -1234.5000", "1", "–"]
+    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1", "–"]
+    rows[1] |= dict(pairs=2)
+    head, *lines = command_line._say_compared(table).splitlines()[:3]
+    assert head.split()[4] == "pairs" and re.split(r" {2,}", lines[1])[5] == "2"
 
 
 def test_an_estimate_is_said_from_a_minute_on():
-    one = dict(name="s", question="?", runs=9, done=1)
-    said = lambda hours: command_line._format_progress(one | {"hours_left": hours}).splitlines()[0]
+    one = dict(name="s", question="?", runs=9, done=1, left="at least")
+    said = lambda hours: command_line._say_standing(one | {"hours_left": hours}).splitlines()[0]
     assert said(0.01).endswith("1 of   9 runs")
-    assert said(0.5).endswith("runs, about 30 minutes to go")
-    assert said(1.25).endswith("runs, about 1.2 hours to go")
+    assert said(0.5).endswith("runs, at least 30 minutes to go")
+    assert said(1.25).endswith("runs, at least 1.2 hours to go")
 
 
-def test_the_estimate(monkeypatch, tmp_path):
-    """What is left, at the speed of what is done; nothing before the first run."""
+def test_the_estimate(monkeypatch):
+    """What is left at the speed of what is in; without it, FLOPs at a rate, epochs and steps alike."""
+    monkeypatch.setattr(command_line, "_product_rate", lambda: 1e6)
     base = dict(question="", model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2), arms=(Arm(name="a"),))
     spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
-    one = Experiment(name="s", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1, 2, 3), **base)
-    records = lambda found: monkeypatch.setattr("gbattn.experiments.records_of", lambda *_: found)
-    for found, hours in (
-        ([], None),
-        ([SimpleNamespace(measured={"seconds": 3600.0})], 2.0),
-        (3 * [SimpleNamespace(measured={})], 0),
-    ):
-        records(found)
-        assert command_line._progress(one, tmp_path)["hours_left"] == hours
+    steps = Experiment(name="s", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1, 2, 3), **base)
+    epochs = Experiment(name="e", corpus=spec, train=dict(epochs=3, batch_size=4), seeds=(1, 2, 3), **base)
+    found = [command_line._standing(one, []) for one in (steps, epochs)]
+    assert found[0]["hours_left"] == found[1]["hours_left"] > 0  # 3 × 640 tokens are 30 × 4 × 16
+    assert found[0]["left"] == "at least"
+    record = SimpleNamespace(measured={"seconds": 3600.0})
+    found = command_line._standing(steps, [record])
+    assert (found["hours_left"], found["left"]) == (2.0, "about")
+    assert command_line._standing(steps, 3 * [SimpleNamespace(measured={})])["hours_left"] == 0
+
+
+def test_a_bound_is_one(monkeypatch):
+    """By the cheapest arm, grid and windows included; where it could be false, nothing is said."""
+    monkeypatch.setattr(command_line, "_product_rate", lambda: 1e4)
+    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
+    small, twice = Arm(name="small"), Arm(name="twice", model={"attention": "twicing"})
+    base = dict(name="s", question="", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1,))
+    base |= dict(model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2))
+    hours = lambda **change: command_line._standing(Experiment(**base | change), [])["hours_left"]
+    alone = hours(arms=(small,))
+    assert hours(arms=(twice,)) > alone
+    assert hours(arms=(twice, small)) == pytest.approx(2 * alone, abs=0.002)
+    slow = Arm(name="slow", equal_to=twice, equal_in="time")
+    assert hours(arms=(slow,)) == hours(arms=(twice,))  # whose size a sweep decides
+    assert hours(arms=(small,), grid={"n_layers": (2, 1)}) == pytest.approx(2 * alone, abs=0.002)
+    assert hours(arms=(small,), train=base["train"] | {"length": 8}) < 0.6 * alone
+    unknown = dict(corpus=CorpusSpec(name="x", vocab_size=300), train=dict(epochs=3))
+    assert hours(arms=(small,), **unknown) is None
+    assert hours(arms=(small,), train=base["train"] | {"precision": "bf16"}) is None
+    monkeypatch.setattr(command_line, "_product_rate", lambda: None)
+    assert hours(arms=(small,)) is None
+    one = command_line._standing(Experiment(**base, arms=(small,)), [])
+    assert command_line._say_standing(one).splitlines()[0].endswith("0 of   1 runs")
+
+
+@pytest.mark.parametrize("gpu, other, device", [(True, False, "cuda"), (False, True, None), (False, False, "cpu")])
+def test_the_speed_is_that_of_where_a_run_trains(monkeypatch, gpu, other, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: other)
+    measured = lambda device="cpu": SimpleNamespace(flops=device)
+    monkeypatch.setattr("gbattn.cost.measure_machine", measured)
+    assert command_line._product_rate.__wrapped__() == device
 
 
 def test_where_records_are(tmp_path, monkeypatch):
@@ -1242,7 +1355,7 @@ def test_ctrl_c_in_a_queue(experiment, tmp_path, call, monkeypatch):
 
     monkeypatch.setattr("gbattn.experiments.run", press)
     code, out, err = call("run", "tiny", "--results", tmp_path)
-    assert (code, out) == (130, "") and "what is finished is in" in err and "the same command continues" in err
+    assert (code, out) == (130, "") and "what is finished is in" in err and "the same command goes on" in err
 
 
 # ---- Bench ----
@@ -1277,3 +1390,59 @@ def test_bench_takes_options_of_its_arms(call, result):
 
 def test_no_result_has_a_number_that_json_lacks():
     assert command_line._plain({"a": [math.inf, (math.nan, 1.5)], "b": None}) == {"a": [None, [None, 1.5]], "b": None}
+
+
+# ---- The functions behind the commands ----
+
+TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
+
+
+@pytest.mark.parametrize(
+    "function, how, message",
+    [
+        ("train_model", dict(tensorboard="False"), "tensorboard: got 'False'; want True or False"),
+        ("train_model", dict(folder=3), "folder: got 3; want a path"),
+        ("train_model", dict(folder=""), "folder: got ''; want a path"),
+        ("train_model", dict(corpus=3), "corpus: got 3; want a name, or a folder as a string"),
+        ("train_model", dict(model={}), "model: got {}; want a ModelConfig"),
+        ("train_model", dict(training=3), "training: got 3; want a TrainConfig"),
+        ("train_model", dict(max_train_tokens=2.5), "max_train_tokens: got 2.5; want an integer, 2 or more"),
+        ("train_model", dict(max_train_tokens=True), "max_train_tokens: got True; want"),
+        ("train_model", dict(cache=3), "cache: got 3; want a path"),
+        ("evaluate_model", dict(folder=True), "folder: got True; want a path"),
+        ("evaluate_model", dict(split=3), "split: got 3; want one of"),
+        ("generate_text", dict(samples=True), "samples: got True; want a positive integer"),
+        ("generate_text", dict(samples="2"), "samples: got 2; want a positive integer"),
+        ("generate_text", dict(folder=None), "folder: got None; want a path"),
+        ("tokenize_corpus", dict(corpus=None), "corpus: got None; want a name"),
+        ("tokenize_corpus", dict(vocab_size=300.5), "vocab_size: got 300.5; want an integer"),
+        ("run_experiment", dict(workers=True), "workers: got True; want a positive integer"),
+        ("run_experiment", dict(workers=1.5), "workers: got 1.5; want a positive integer"),
+        ("run_experiment", dict(shard="12"), "shard: got '12'; want K/N"),
+        ("run_experiment", dict(shard=(1.0, 2)), "shard: got (1.0, 2); want K/N"),
+        ("run_experiment", dict(results=3), "results: got 3; want a path"),
+        ("run_experiment", dict(name=["quick"]), "name: got ['quick']; want one of quick"),
+        ("compare_arms", dict(name="quick", confidence="0.9", reference="standard"), "name: got 'quick', of which"),
+        ("compare_arms", dict(name=["quick"]), "name: got ['quick']; want one of quick"),
+        ("compare_arms", dict(name="quick", beside="mini"), "beside: got 'mini'; want a tuple of names"),
+        ("measure_arms", dict(rounds=2.5), "rounds: got 2.5; want a positive integer"),
+        ("measure_arms", dict(batch_size=True), "batch_size: got True; want a positive integer"),
+        ("measure_arms", dict(new_tokens="3"), "new_tokens: got 3; want a positive integer"),
+        ("measure_arms", dict(arms="boosted"), "arms: got 'boosted'; want a tuple of names"),
+        ("measure_arms", dict(arms=(["boosted"],)), "arms: got (['boosted'],); want a tuple of names"),
+        ("measure_arms", dict(model="small"), "model: got 'small'; want a ModelConfig"),
+        ("measure_arms", dict(device=["cpu"]), "device: got ['cpu']"),
+        ("options", dict(command="learn"), "command: got 'learn'; want one of train"),
+        ("options", dict(command=["train"]), "command: got ['train']; want one of train"),
+        ("main", dict(words="train"), "words: got 'train'; want a sequence of strings"),
+        ("main", dict(words=[1]), "words: got [1]; want a sequence of strings"),
+        ("main", dict(words=3), "words: got 3; want a sequence of strings"),
+    ],
+)
+def test_a_function_refuses_what_no_word_says(tmp_path, monkeypatch, function, how, message):
+    monkeypatch.chdir(tmp_path)
+    configs = {"train_model": dict(model=TOY, training=SOME), "measure_arms": dict(model=TOY)}
+    with pytest.raises(ValueError) as caught:
+        getattr(command_line, function)(**configs.get(function, {}) | how)
+    assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []
