@@ -688,22 +688,29 @@ class Experiment:
 
     def runs(self) -> list[Run]:
         """All runs, seed by seed, so that whole pairs come in first."""
-        varied = self._combinations()
-        models = [[self.model_of(arm, one) for arm in self.arms] for one in varied]
+        models = {}  # one search for a size serves all rates and seeds
+
+        def model(arm: Arm, varied: dict) -> ModelConfig:
+            of_model = _fields_of(ModelConfig, varied)
+            key = arm.name, repr(of_model)
+            if key not in models:
+                models[key] = self.model_of(arm, of_model)
+            return models[key]
+
         return [
             Run(
                 self.name,
                 arm,
                 seed,
                 self.corpus,
-                model,
-                self._train_of(arm, one, seed),
-                one,
+                model(arm, varied),
+                self._train_of(arm, varied, seed),
+                varied,
                 self.planned,
             )
             for seed in self.seeds
-            for one, sized in zip(varied, models)
-            for arm, model in zip(self.arms, sized)
+            for varied in self._combinations()
+            for arm in self.arms
         ]
 
     def _combinations(self) -> list[dict]:
