@@ -1025,11 +1025,10 @@ def _say_tokenized(result: dict) -> str:
 # %% ../nbs/Z_command_line.ipynb #aad7a63b
 #| code-fold: true
 def _named(argument: str, name: object) -> "Experiment":
-    from gbattn.experiments import EXPERIMENTS
+    from gbattn.experiments import find_experiment
 
-    known = isinstance(name, str) and name in EXPERIMENTS
-    _require(known, argument, repr(name), f"one of {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]
+    with _renamed(experiment=argument):
+        return find_experiment(name)
 
 
 def _folder_of_records(results: Path | None) -> Path:
@@ -1130,7 +1129,7 @@ def run_experiment(
     corpora: Path | None = None,
     work: Path | None = None,
 ) -> dict:
-    """Run an experiment of chapter 16, or list them all.
+    """Run an experiment, of chapter 16 or of your own, or list those of the book.
 
     Each finished run is one record. What is finished is never run again, and an
     unfinished run goes on from its last checkpoint. Most experiments take their
@@ -1140,7 +1139,8 @@ def run_experiment(
     Parameters
     ----------
     name : str, optional
-        Of the experiment.
+        Of an experiment of the book; or the path of a TOML file that describes one, as
+        those in gbattn/catalogue do.
     workers : int
         Processes at once, each with one thread; 1 is this process, with all.
     shard : tuple of int
@@ -1176,12 +1176,12 @@ def run_experiment(
         _tell(f"part {k}/{n} of {name} is empty: there is nothing to run here")
     if before["done"] != before["runs"]:
         experiment.corpus.load(corpora)  # without it, nothing is left behind
-        check_writable("results", folder, name)
+        check_writable("results", folder, experiment.name)
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
         records = run(experiment, workers=workers, shard=shard, **places)
     except (KeyboardInterrupt, SystemExit) as stop:
-        end = f"what is finished is in {folder / name}; the same command goes on from "
+        end = f"what is finished is in {folder / experiment.name}; the same command goes on from "
         end += "there, an unfinished run from its last checkpoint"
         raise _stopped(stop, end) from None
     return {"folder": str(folder), "experiments": [_standing(experiment, records)]}
@@ -1223,7 +1223,7 @@ def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
         "one in which an arm varies by its seed and its learning rate alone",
     )
     untuned, records = set(), []
-    if (folder / name).is_dir():
+    if (folder / experiment.name).is_dir():
         with _renamed(rates_from=name):  # says which sweep is not finished
             untuned = experiment.untuned(folder)
         records = records_of(experiment, folder)
@@ -1260,7 +1260,7 @@ def compare_arms(
     Parameters
     ----------
     name : str
-        Of the experiment. Of a sweep, each arm is taken at the learning rate that
+        As in gbattn run. Of a sweep, each arm is taken at the learning rate that
         was best in validation.
     beside : tuple of str
         Experiments whose arms stand in the same table, paired by seed. They have
@@ -1277,7 +1277,7 @@ def compare_arms(
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
         is a checkout of it, or results here.
     """
-    from gbattn.experiments import EXPERIMENTS, compare
+    from gbattn.experiments import compare
 
     good = isinstance(beside, tuple | list)
     _require(good, "beside", repr(beside), "a tuple of names")
@@ -1286,9 +1286,10 @@ def compare_arms(
     for argument, one in [("name", name), *(("beside", other) for other in beside)]:
         found, edge, n_done = _compared(argument, one, folder)
         records += found
-        arms += [arm.name for arm in EXPERIMENTS[one].arms]
+        experiment = _named(argument, one)
+        arms += [arm.name for arm in experiment.arms]
         done, untuned = done + n_done, untuned | edge
-        planned += EXPERIMENTS[one].planned
+        planned += experiment.planned
     if reference is None:
         reference = "standard" if "standard" in arms else arms[0]
     options = dict(metric=metric, reference=reference, confidence=confidence)

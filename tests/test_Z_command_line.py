@@ -1159,6 +1159,32 @@ def experiment(monkeypatch, text):
     return made
 
 
+OWN = """question = "mine?"
+arms = ["standard", "twicing"]
+seeds = [1, 2]
+corpus = { name = "tiny", vocab_size = 300 }
+model = { max_length = 16, d_model = 8, n_layers = 1, n_heads = 2 }
+train = { steps = 6, batch_size = 4 }
+[arm.twicing]
+model = { attention = "twicing" }
+"""
+
+
+def test_an_experiment_of_ones_own(text, tmp_path, call, result, monkeypatch):
+    """Run and compared by its file, its records beside those of others under the name of the file."""
+    monkeypatch.setenv("GBATTN_CORPORA", str(Path(text).parent))
+    path, place = tmp_path / "own.toml", ["--results", tmp_path / "results"]
+    path.write_text(OWN)
+    found = result("run", path, *place, "--work", tmp_path / "work")["experiments"][0]
+    assert (found["name"], found["done"], found["runs"]) == ("own", 4, 4)
+    assert len(list((tmp_path / "results" / "own").glob("*.json"))) == 4
+    rows = result("compare", path, *place)["rows"]
+    assert sorted((row["arm"], row["n"]) for row in rows) == [("standard", 2), ("twicing", 2)]
+    path.write_text(OWN.replace("question", "qestion"))
+    refused(call("run", path, *place), 2, str(path), "qestion")
+    refused(call("compare", tmp_path / "none.toml", *place), 2, "none.toml")
+
+
 def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
     listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}
@@ -1406,7 +1432,7 @@ TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
         ("train_model", dict(corpus=3), "corpus: got 3; want a name, or a folder as a string"),
         ("train_model", dict(model={}), "model: got {}; want a ModelConfig"),
         ("train_model", dict(training=3), "training: got 3; want a TrainConfig"),
-        ("train_model", dict(max_train_tokens=2.5), "max_train_tokens: got 2.5; want an integer, 2 or more"),
+        ("train_model", dict(max_train_tokens=2.5), "max_train_tokens: got 2.5; want None or an integer, 2 or more"),
         ("train_model", dict(max_train_tokens=True), "max_train_tokens: got True; want"),
         ("train_model", dict(cache=3), "cache: got 3; want a path"),
         ("evaluate_model", dict(folder=True), "folder: got True; want a path"),
