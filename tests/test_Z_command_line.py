@@ -1181,8 +1181,8 @@ def test_an_experiment_of_ones_own(text, tmp_path, call, result, monkeypatch):
     rows = result("compare", path, *place)["rows"]
     assert sorted((row["arm"], row["n"]) for row in rows) == [("standard", 2), ("twicing", 2)]
     path.write_text(OWN.replace("question", "qestion"))
-    refused(call("run", path, *place), 2, str(path), "qestion")
-    refused(call("compare", tmp_path / "none.toml", *place), 2, "none.toml")
+    refused(call("run", path, *place), 1, str(path), "qestion")
+    refused(call("compare", tmp_path / "none.toml", *place), 1, "none.toml", "want a TOML file")
 
 
 def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
