@@ -422,11 +422,11 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     -----
     Source: chapter 6; Su et al. (2021).
     """
-    for name, given in (("x", x), ("angles", angles)):
-        tensor = isinstance(given, torch.Tensor)
-        check_shape(tensor, name, given, lambda: "a tensor of floating numbers")
-        if not given.is_floating_point():
-            require(False, name, f"dtype {given.dtype}", "a floating dtype")
+    for name, tensor in (("x", x), ("angles", angles)):
+        fits = isinstance(tensor, torch.Tensor)
+        check_shape(fits, name, tensor, lambda: "a tensor of floating numbers")
+        if not tensor.is_floating_point():
+            require(False, name, f"dtype {tensor.dtype}", "a floating dtype")
     check_shape(x.ndim == 4, "x", x, lambda: "(B, heads, T, K)")
     (B, _, T, K), shape = x.shape, angles.shape
     fits = K % 2 == 0 and shape[-2:] == (T, K // 2)

@@ -1211,7 +1211,7 @@ def _say_run(result: dict) -> str:
 def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
     """The records of an experiment that are compared, the arms whose rate lies at an
     edge, and how many runs are in."""
-    from gbattn.conventions import _FETCH
+    from gbattn.conventions import FETCH_RECORDS
     from gbattn.experiments import best_rates, rates_at_edge, records_of
 
     experiment, rate = _named(argument, name), "learning_rate"
@@ -1232,7 +1232,7 @@ def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
         argument,
         f"{name!r}, of which {folder} has no run",
         f"an experiment that was run: gbattn run {name} runs it; or the book's records: "
-        f"{_FETCH}",
+        f"{FETCH_RECORDS}",
     )
     done = len(records)
     if rate in experiment.grid:

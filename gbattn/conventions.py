@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
-           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'COLOURS', 'Symbol', 'require', 'is_number',
-           'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional', 'list_of', 'instance', 'check',
-           'check_fields', 'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages',
-           'lock_folder', 'check_mask', 'check_tensors', 'read_json', 'seed_everything', 'profile', 'colour_of',
-           'figure_style', 'results_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote',
-           'put_to_test']
+           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'COLOURS', 'FETCH_RECORDS', 'Symbol', 'require',
+           'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional', 'list_of', 'instance',
+           'check', 'check_fields', 'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder',
+           'check_packages', 'lock_folder', 'check_mask', 'check_tensors', 'read_json', 'seed_everything', 'profile',
+           'colour_of', 'figure_style', 'results_folder', 'write_atomic', 'Record', 'read_records', 'load_records',
+           'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -458,7 +458,7 @@ def figure_style() -> None:
 
 # %% ../nbs/00_conventions.ipynb #a87103c0
 # Records are no part of the package.
-_FETCH = (
+FETCH_RECORDS = (
     "git clone https://github.com/gbattn/gbattn, then GBATTN_RESULTS=gbattn/results"
 )
 
@@ -474,7 +474,10 @@ def results_folder() -> Path:
             return folder / "results"
     got = f"nothing, and no folder results at or above {here}"
     require(
-        False, "GBATTN_RESULTS", got, f"the folder of the book's records: {_FETCH}"
+        False,
+        "GBATTN_RESULTS",
+        got,
+        f"the folder of the book's records: {FETCH_RECORDS}",
     )
 
 

@@ -33,8 +33,8 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from gbattn.conventions import (
-    _FETCH,
     COLOURS,
+    FETCH_RECORDS,
     Record,
     check_flag,
     check_packages,
@@ -786,7 +786,7 @@ class Experiment:
         name, planned = self.rates_from.name, self.rates_from.planned
         sweep = records_of(self.rates_from, folder)
         got = f"{len(sweep)} of the {planned} runs of {name}"
-        want = f"all of them: run {name} first, or take the book's: {_FETCH}"
+        want = f"all of them: run {name} first, or take the book's: {FETCH_RECORDS}"
         require(len(sweep) == planned, "rates_from", got, want)
         return sweep
 
