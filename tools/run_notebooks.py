@@ -42,6 +42,7 @@ def run(folder):
         cwd=str(Path("nbs").absolute()),
         timeout=yaml.safe_load(Path("_config.yml").read_text("utf-8"))["execute"]["timeout"],
         allow_errors=False,
+        extra_arguments=["--log-level=ERROR"],  # else each kernel warns that nothing is encrypted
     )
     with ThreadPoolExecutor(cores) as pool:  # each kernel is a process of its own
         runs = {pool.submit(single_nb_execution, notebook, **options): path for path, notebook in notebooks.items()}
