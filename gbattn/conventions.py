@@ -549,8 +549,7 @@ class Record:
 
     @property
     def quotable(self) -> dict:
-        """What the text may quote: measured numbers, settings, and the provenance as
-        one line."""
+        """Measured numbers, settings, and the provenance in one line, for `quote`."""
         p = self.provenance
         facts = [str(p[key]) for key in ("source", "date", "device") if key in p]
         if "torch" in p:

@@ -1360,7 +1360,7 @@ def run(
 
     Parameters
     ----------
-    experiment : Experiment, str or path
+    experiment : Experiment, str or Path
         What `find_experiment` takes.
     workers : int
         Processes, each with one thread of torch; 1 is this process, with the
