@@ -90,7 +90,7 @@ class SquaredError(Loss):
 
 
 class AbsoluteError(Loss):
-    """|y − F|; its negative gradient is the sign of the residual."""
+    """``|y − F|``; its negative gradient is the sign of the residual."""
 
     def value(self, y, F):
         return (y - F).abs()
