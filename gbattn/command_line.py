@@ -1129,7 +1129,7 @@ def run_experiment(
     corpora: Path | None = None,
     work: Path | None = None,
 ) -> dict:
-    """Run an experiment, of chapter 16 or of your own, or list those of the book.
+    """Run an experiment of the book or of your own, or list the book's.
 
     Each finished run is one record. What is finished is never run again, and an
     unfinished run goes on from its last checkpoint. Most experiments take their

@@ -544,6 +544,15 @@ class Signalled(Toy):
         return super().forward(*args, **options)
 
 
+@pytest.fixture
+def ctrl_c():
+    """A shell that runs the tests in the background has told them to ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.skipif(os.name != "posix", reason="here no process gets such signals")
 @pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 @pytest.mark.parametrize("calls", [0, 13, 25, 39])  # of two in each update
@@ -565,6 +574,7 @@ def test_a_signal_lets_the_update_end_and_loses_none(tmp_path, number, end, call
     assert torch.equal(weights(resumed), weights(straight))
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.skipif(os.name != "posix", reason="here no process gets such signals")
 def test_the_second_signal_acts_at_once_and_without_a_folder_the_first(tmp_path):
     with pytest.raises(KeyboardInterrupt):
