@@ -1204,7 +1204,7 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: CorpusSpec(name="a", vocab_size=None), "vocab_size: got None; want an integer, 1 or more"),
         (lambda: CorpusSpec(name="a", max_train_tokens=0), "max_train_tokens: got 0; want an integer, 1 or more"),
         (lambda: CorpusSpec(name="a", max_valid_tokens=-5), "max_valid_tokens: got -5; want an integer, 2 or more"),
-        (lambda: CorpusSpec(name="a", tokenizer="x"), "tokenizer: got 'x'; want one of 'byte-level', 'published'"),
+        (lambda: CorpusSpec(name="a", tokenizer="x"), "tokenizer: got 'x'; want one of byte-level, published"),
         (lambda: Arm(name="a", method="x"), "method: got 'x'; want one of theory, reference"),
         (lambda: Arm(name="a", equal_in="x"), "equal_in: got 'x'; want one of parameters, non_embedding"),
         (lambda: Arm(name="a", change="x"), "change: got 'x'; want one of d_model, n_layers"),
