@@ -6,7 +6,7 @@
 __all__ = ['LAYERS', 'check_shape', 'check_probability', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads',
            'merge_heads', 'causal_mask', 'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate',
            'KeyValueCache', 'Round', 'Trace', 'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection',
-           'MultiHeadAttention', 'LinearAttention', 'register', 'check_options', 'make_attention']
+           'project', 'MultiHeadAttention', 'LinearAttention', 'register', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import inspect
@@ -665,6 +665,37 @@ def make_projection(inputs: int, outputs: int, **factory_kwargs) -> nn.Linear:
     reset_projection(linear)
     return linear
 
+
+def _is_plain(linear: nn.Module) -> bool:
+    """Whether a call is ``weight @ x + bias`` and nothing else: no subclass, no hook,
+    no method replaced, as libraries do that adapt, offload or shard a layer."""
+    hooks = (
+        *(linear._forward_hooks, linear._forward_pre_hooks),
+        *(linear._backward_hooks, linear._backward_pre_hooks),
+    )
+    plain = type(linear) is nn.Linear and "forward" not in vars(linear)
+    return plain and not any(hooks)
+
+
+def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
+    """Return what each of several linear maps makes of x (B, T, D), by one matrix
+    product.
+
+    Notes
+    -----
+    Torch's own linear maps are multiplied as one, with their weights side by side; a
+    map of another kind, or with hooks, is called. A single token is not worth a copy
+    of the weights. Source: chapter 6.
+    """
+    if x.shape[1] == 1 or not all(map(_is_plain, projections)):
+        return tuple(projection(x) for projection in projections)
+    weight = torch.cat([projection.weight for projection in projections])
+    bias = projections[0].bias
+    if bias is not None:
+        bias = torch.cat([projection.bias for projection in projections])
+    sizes = [projection.out_features for projection in projections]
+    return nnf.linear(x, weight, bias).split(sizes, dim=-1)
+
 # %% ../nbs/06_attention.ipynb #d0d84f5a
 #| code-fold: true
 class MultiHeadAttention(nn.Module):
@@ -702,7 +733,8 @@ class MultiHeadAttention(nn.Module):
     To write a layer of your own, derive from this class and override
 
     - ``estimate(inputs)``: F (B, T, D) before the output projection. A round calls
-      `query_heads` and `append_kv`, then `attend_heads`, then `record_round`;
+      `project_inputs`, `query_heads` and `append_kv`, then `attend_heads`, then
+      `record_round`;
     - ``cache_shapes()``, if a cache must hold more than keys and values, written with
       ``append_kv(inputs, k, v, suffix)`` or ``inputs.cache.extend``;
     - ``attend_heads``, if the attention weights are no softmax of scores;
@@ -851,9 +883,8 @@ class MultiHeadAttention(nn.Module):
 
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F before the output projection, shape (B, T, D)."""
-        q = self.query_heads(inputs, self.query(inputs.x))
-        kv = self.key(inputs.source), self.value(inputs.source)
-        k, v = self.append_kv(inputs, *kv)
+        q, k, v = self.project_inputs(inputs)
+        q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
         F, A = self.attend_heads(inputs, q, k, v)
         self.record_round(
             inputs, weights=A, residual=inputs.x, correction=F, estimate=F
@@ -926,6 +957,13 @@ class MultiHeadAttention(nn.Module):
             return q_angles, q_angles
         places = torch.arange(S, device=x.device)
         return q_angles, rotary_angles(places, self.head_dim, self.rotary)
+
+    def project_inputs(self, inputs: AttentionInputs) -> tuple[torch.Tensor, ...]:
+        """Return q (B, T, D), k and v (B, S, G·K), by as few products as inputs."""
+        x, source = inputs.x, inputs.source
+        if source is x:
+            return project(x, self.query, self.key, self.value)
+        return self.query(x), *project(source, self.key, self.value)
 
     def _heads(self, name: str, x: torch.Tensor, n_heads: int) -> torch.Tensor:
         """Split into heads what a projection returns. If it is sharded over devices,

@@ -20,6 +20,7 @@ from gbattn.attention import (
     at_least_float32,
     check_shape,
     make_projection,
+    project,
     register,
 )
 from .conventions import check_flag, is_count, is_integer, require
@@ -157,10 +158,12 @@ class Correction(nn.Module):
             Its ``estimate`` is F + g ⊙ c; its ``gate`` has shape (B, T, n_gates).
         """
         r, k, v, g = x - F, None, None, None
-        q = self.query(r)
-        if self.key is not None:
-            source = r if source is None else source
-            k, v = self.key(source), self.value(source)
+        if self.key is None:
+            q = self.query(r)
+        elif source is None:
+            q, k, v = project(r, self.query, self.key, self.value)
+        else:
+            q, (k, v) = self.query(r), project(source, self.key, self.value)
         c, A = attention(q, k, v)
         if self.gate is not None:
             g = self.gate(torch.cat([F, c], dim=-1)).sigmoid()
@@ -256,8 +259,8 @@ class GradientBoostedAttention(MultiHeadAttention):
         if self.corrections and self.kv_from == "residual":
             want = "None with kv_from='residual': a context has no residual"
             require(source is x, "context", "a context", want)
-        q = self.query_heads(inputs, self.query(x))
-        k, v = self.append_kv(inputs, self.key(source), self.value(source))
+        q, k, v = self.project_inputs(inputs)
+        q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
         F, A = self.attend_heads(inputs, q, k, v)
         self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
         source = None if self.kv_from == "residual" else source

@@ -62,20 +62,26 @@ def _has_tangent(*tensors: torch.Tensor) -> bool:
 
 
 def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> None:
-    """Check token ids, on a CPU only: a compiler and `torch.func.vmap` cannot read
-    them, and to read those of another device would synchronise with it."""
-    if torch.compiler.is_compiling() or numbers.device.type != "cpu":
+    """Check the range of token ids, once torch has found that one is outside, which
+    it does on a CPU: a check in advance would cost every call three kernels."""
+    if numbers.device.type != "cpu":
         return
     try:
         scored = numbers if blank is None else numbers[numbers != blank]
-        edges = [edge.item() for edge in scored.aminmax()] if scored.numel() else []
-    except RuntimeError:  # from vmap
+        low, high = (edge.item() for edge in scored.aminmax())
+    except RuntimeError:  # from vmap, or of no number: the error is another one
         return
-    if edges:
-        low, high = edges
-        also = "" if blank is None else f", or {blank}"
-        want = f"numbers from 0 to {size - 1}{also}"
-        require(0 <= low and high < size, name, f"{low} to {high}", want)
+    also = "" if blank is None else f", or {blank}"
+    want = f"numbers from 0 to {size - 1}{also}"
+    require(0 <= low and high < size, name, f"{low} to {high}", want)
+
+
+def _embed(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tensor:
+    try:
+        return table(numbers)
+    except IndexError:
+        _check_numbers(name, numbers, table.num_embeddings)
+        raise
 
 
 def _is_tokens(x: object) -> bool:
@@ -151,7 +157,14 @@ def next_token_loss(
     long = targets.dtype == torch.int64
     require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
     _check_reduction(reduction)
-    _check_numbers("targets", targets, weight.shape[0], blank=-100)
+    try:
+        return _next_token_loss(h, weight, targets, reduction, dtype)
+    except (IndexError, RuntimeError):
+        _check_numbers("targets", targets, weight.shape[0], blank=-100)
+        raise
+
+
+def _next_token_loss(h, weight, targets, reduction, dtype):
     rows = 256 if h.device.type == "cpu" else 2048
     # By chunks, half precision would round the loss (bfloat16), or lose gradients
     # before a scaler sees them (float16); a tangent would be lost, and an exported
@@ -585,6 +598,8 @@ class LanguageModel(nn.Module):
         _check_reduction(reduction)
         if targets is not None:  # all checks are before the first change of a cache
             self._check_targets(targets, tokens)
+            if cache is not None:
+                _check_numbers("targets", targets, self.config.vocab_size, -100)
         if logits_to_keep is not None:
             fits = targets is None and is_count(logits_to_keep)
             if not (fits and logits_to_keep <= tokens.shape[1]):
@@ -604,7 +619,6 @@ class LanguageModel(nn.Module):
         for rule in (_TOKENS, _INTEGERS):
             check(**{name: (tokens, rule)})
         self._check_device(name, tokens)
-        _check_numbers(name, tokens, self.config.vocab_size)
 
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         here, there = self.token_embedding.weight.device, tensor.device
@@ -615,7 +629,6 @@ class LanguageModel(nn.Module):
             want = f"shape {tuple(tokens.shape)}, as tokens"
             require(False, "targets", describe(targets), want)
         self._check_device("targets", targets)
-        _check_numbers("targets", targets, self.config.vocab_size, blank=-100)
 
     def _stream(self, tokens, mask, positions, cache) -> torch.Tensor:
         """The residual stream after the last block, (B, T, D)."""
@@ -623,7 +636,7 @@ class LanguageModel(nn.Module):
         if cache is not None:
             self._check_cache(cache)
             caches = cache
-        h = self.token_embedding(tokens)  # (B, T, D)
+        h = _embed(self.token_embedding, "tokens", tokens)  # (B, T, D)
         if self.position_embedding is not None:
             past = 0 if cache is None else cache[0].length
             h = h + self._position_vectors(tokens, positions, past)
@@ -661,8 +674,7 @@ class LanguageModel(nn.Module):
             require(False, "positions", describe(positions), want)
         check(positions=(positions, _INTEGERS))
         self._check_device("positions", positions)
-        _check_numbers("positions", positions, rows)
-        return self.position_embedding(positions)
+        return _embed(self.position_embedding, "positions", positions)
 
     def make_caches(
         self, batch_size: int, max_length: int | None = None
@@ -763,6 +775,7 @@ class LanguageModel(nn.Module):
 
     def _check_generate(self, prompt, max_new_tokens, lengths, cache, end) -> None:
         self._check_tokens("prompt", prompt)
+        _check_numbers("prompt", prompt, self.config.vocab_size)
         check(max_new_tokens=(max_new_tokens, COUNT), cache=(cache, FLAG))
         (B, T), room = prompt.shape, self.config.max_length
         if lengths is not None:

@@ -24,8 +24,10 @@ from gbattn.attention import (
     attention_weights,
     causal_mask,
     make_attention,
+    make_projection,
     merge_heads,
     padding_mask,
+    project,
     register,
     rotary_angles,
     rotate,
@@ -1029,6 +1031,76 @@ def used(layer=LAYER, length=2):
         cache = layer.make_cache(2, 8)
         layer(X[:, :length], causal=True, cache=cache)
     return cache
+
+
+# ---- one product for several projections ----
+
+
+def several(bias=True):
+    return [make_projection(8, n, bias=bias, dtype=F64) for n in (8, 4, 4)]
+
+
+@pytest.mark.parametrize("bias", (True, False))
+@pytest.mark.parametrize("T", (1, 5))
+def test_one_product_gives_what_the_projections_give(bias, T):
+    maps, x = several(bias), torch.randn(2, T, 8, dtype=F64, requires_grad=True)
+    learned = [x, *(p for linear in maps for p in linear.parameters())]
+    outputs = project(x, *maps), [linear(x) for linear in maps]
+    for ours, wanted in zip(*outputs, strict=True):
+        assert (ours - wanted).abs().max() < 1e-14
+    gradients = [torch.autograd.grad(sum(y.square().sum() for y in ys), learned) for ys in outputs]
+    for ours, wanted in zip(*gradients, strict=True):
+        assert (ours - wanted).abs().max() < 1e-13
+
+
+def replaced(linear):
+    linear.forward = lambda x: 2 * nn.Linear.forward(linear, x)
+
+
+def hooked(linear):
+    linear.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def hooked_before(linear):
+    linear.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def of_a_subclass(linear):
+    linear.__class__ = Doubled
+
+
+@pytest.mark.parametrize("change", (replaced, hooked, hooked_before, of_a_subclass))
+@pytest.mark.parametrize("place", (0, 2))
+def test_a_projection_that_is_not_plain_is_called(change, place):
+    maps, x = several(bias=False), torch.randn(2, 5, 8, dtype=F64)
+    wanted = list(project(x, *maps))
+    wanted[place] = 2 * wanted[place]
+    change(maps[place])
+    for ours, theirs in zip(project(x, *maps), wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-14
+
+
+def test_a_backward_hook_of_a_projection_is_called():
+    seen, layer, x = [], MultiHeadAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
+    layer.key.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].shape))
+    layer(x).sum().backward()
+    assert seen == [(2, 5, 8)]
+
+
+@pytest.mark.parametrize("kv", (1, 4))
+def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
+    torch.manual_seed(3)
+    layer = MultiHeadAttention(8, 4, n_kv_heads=kv)
+    torch.manual_seed(3)
+    wanted = {name: make_projection(8, n) for name, n in dict(query=8, key=2 * kv, value=2 * kv, out=8).items()}
+    wanted = {f"{name}.{part}": x for name, linear in wanted.items() for part, x in linear.state_dict().items()}
+    assert list(layer.state_dict()) == list(wanted) == [name for name, _ in layer.named_parameters()]
+    assert all(torch.equal(x, wanted[name]) for name, x in layer.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as nnf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.autograd import forward_ad
 
 from claims import claim
 from gbattn import attention, language_model
 from gbattn.attention import MultiHeadAttention, padding_mask, register
 from gbattn.boosted import Gate
-from gbattn.cost import count_flops, count_saved_bytes
+from gbattn.cost import count_flops, count_kernels, count_saved_bytes
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
@@ -1694,3 +1695,69 @@ def test_importing_loads_torch_and_numpy_only():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- as few kernels as the arithmetic needs ----
+
+
+class TextbookLayer(nn.Module):
+    def __init__(self, D, H):
+        super().__init__()
+        self.H, self.qkv, self.out = H, nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.norms = nn.ModuleList((nn.LayerNorm(D), nn.LayerNorm(D)))
+        self.ffn = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
+
+    def forward(self, h):
+        q, k, v = (x.unflatten(-1, (self.H, -1)).transpose(1, 2) for x in self.qkv(self.norms[0](h)).chunk(3, -1))
+        F = nnf.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        h = h + self.out(F)
+        return h + self.ffn(self.norms[1](h))
+
+
+class TextbookModel(nn.Module):
+    """A GPT as it is usually written, with one product for q, k and v."""
+
+    def __init__(self, T, D, H, layers, V):
+        super().__init__()
+        self.token, self.position = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.blocks = nn.Sequential(*(TextbookLayer(D, H) for _ in range(layers)))
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, tokens, targets):
+        h = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        logits = self.norm(self.blocks(h)) @ self.token.weight.T
+        return nnf.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def kernels_of(model, tokens, targets):
+    """Operations of a forward pass, and of a backward pass."""
+    learned = list(model.parameters())
+    forward = count_kernels(model, tokens, targets)
+    both = count_kernels(lambda: torch.autograd.grad(model(tokens, targets), learned))
+    return forward, both - forward
+
+
+def test_a_step_dispatches_no_more_kernels_than_a_textbook():
+    layers, tokens = 4, torch.randint(V, (2, 9))
+    tokens, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    textbook = kernels_of(TextbookModel(8, 16, 2, layers, V), tokens, targets)
+    config = ModelConfig(vocab_size=V, max_length=8, d_model=16, n_layers=layers, n_heads=2)
+    ours = kernels_of(LanguageModel(config), tokens, targets)
+    copies = 2 * layers  # of weights and biases, which the textbook has as one
+    assert ours[0] <= textbook[0] + copies and ours[1] <= textbook[1]
+    # A correction adds x − F, a product and two copies for it, an attention, three for the gate, and a sum.
+    boosted = kernels_of(LanguageModel(replace(config, attention="boosted")), tokens, targets)
+    assert boosted[0] == ours[0] + 9 * layers
+
+
+def test_a_call_reads_no_value_on_the_way(monkeypatch):
+    """To read one would wait for a GPU; ranges of token ids are looked into once torch has refused them."""
+    read = []
+    for name in ("item", "tolist", "__bool__", "__int__"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, plain=plain: read.append(x) or plain(x))
+    config = ModelConfig(vocab_size=V, max_length=8, d_model=16, n_layers=2, n_heads=2, attention="boosted")
+    model, tokens = LanguageModel(config), torch.zeros(2, 8, dtype=torch.int64)
+    read.clear()
+    model(tokens, tokens).backward()
+    assert not read
