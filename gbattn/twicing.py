@@ -16,7 +16,7 @@ from gbattn.attention import (
     register,
     split_heads,
 )
-from .conventions import is_count, require
+from .conventions import COUNT, check, require
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 @register("twicing")
@@ -54,7 +54,7 @@ class TwicingAttention(MultiHeadAttention):
         dropout: float = 0.0,
         **options,
     ) -> None:
-        require(is_count(rounds), "rounds", rounds, "a positive integer")
+        check(rounds=(rounds, COUNT))
         why = "rounds with the same attention weights would have to drop the same ones"
         check_no_dropout(dropout, why)
         super().__init__(d_model, n_heads, **options)
