@@ -499,12 +499,14 @@ def _provenance() -> dict[str, object]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and move it there when it is whole; an error
-    names the file, which that of a full disk does not."""
+    """Write a file beside its place, flush it to disk, and move it there when it is
+    whole; an error names the file, which that of a full disk does not."""
     # A name of its own, as another process may write the same file.
     draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
     try:
         draft.write_bytes(content)
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
         why = error.strerror or str(error)

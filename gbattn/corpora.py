@@ -49,6 +49,7 @@ from gbattn.conventions import (
     optional,
     read_json,
     require,
+    write_atomic,
 )
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
@@ -724,6 +725,7 @@ def _text_up_to(text: str, spelled: str) -> bytes:
 
 def _append(path: Path, content: bytes) -> None:
     """Append to a file; an error names it, which that of a full disk does not."""
+    # Not `write_atomic`: the tokens of a split do not fit in memory.
     try:
         with path.open("ab") as file:
             file.write(content)
@@ -820,7 +822,7 @@ def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
     """Write the files of a cache."""
     text = _tokenizer_text(rows("train"), recipe)
     tokenizer = train_tokenizer(text, recipe["vocab_size"], recipe["tokenizer"])
-    _append(draft / "tokenizer.json", tokenizer.to_str().encode())
+    write_atomic(draft / "tokenizer.json", tokenizer.to_str().encode())
     spellings = _spellings(json.loads(tokenizer.to_str()), recipe["tokenizer"])
     dtype = np.dtype("<u2" if len(spellings) <= 2**16 else "<u4")
     limits = {"train": recipe["max_train_tokens"]}
@@ -839,7 +841,7 @@ def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
         "splits": splits,
     }
     manifest["sha256"] = manifest_checksum(manifest)
-    _append(draft / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    write_atomic(draft / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 # %% ../nbs/14_corpora.ipynb #d79356cd
 #| code-fold: true

@@ -10,8 +10,6 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 import hashlib
 import json
 import math
-import os
-import uuid
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +48,7 @@ from gbattn.conventions import (
     optional,
     read_json,
     require,
+    write_atomic,
 )
 from .cost import Cost, attention_cost, linear_cost
 
@@ -825,19 +824,8 @@ class LanguageModel(nn.Module):
         # In one entry: safetensors writes several in another order each time.
         metadata = {"gbattn": json.dumps(facts, sort_keys=True)}
         readable = json.dumps({"format": _FORMAT} | config, indent=1)
-        for name, content in (
-            ("model.safetensors", save(weights, metadata=metadata)),
-            ("config.json", readable.encode() + b"\n"),
-        ):
-            draft = folder / f"{name}.draft-{uuid.uuid4().hex[:8]}"
-            try:
-                with draft.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(folder / name)
-            finally:
-                draft.unlink(missing_ok=True)
+        write_atomic(folder / "model.safetensors", save(weights, metadata=metadata))
+        write_atomic(folder / "config.json", readable.encode() + b"\n")
 
     @classmethod
     def from_pretrained(

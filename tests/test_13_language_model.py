@@ -1472,7 +1472,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_model(saved, monkeypatch):
     def full_disk(number):
         raise OSError("no space left")
 
-    monkeypatch.setattr(language_model.os, "fsync", full_disk)
+    monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(OSError):
         LanguageModel(config_of("boosted"), seed=9).save_pretrained(saved)
     monkeypatch.undo()
