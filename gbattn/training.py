@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -30,17 +30,32 @@ import torch
 from torch import nn
 
 from gbattn.conventions import (
+    COUNT,
+    FLAG,
+    FRACTION,
+    LENGTH,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    PROBABILITY,
+    SEED,
+    check,
     check_entries,
-    check_flag,
+    check_fields,
     check_folder,
     check_packages,
     eval_mode,
-    is_count,
+    instance,
+    integer,
     is_integer,
     is_number,
+    list_of,
     lock_folder,
+    one_of,
+    optional,
     read_json,
     require,
+    write_atomic,
 )
 from gbattn.corpora import (
     Batch,
@@ -52,6 +67,9 @@ from gbattn.corpora import (
 )
 
 # %% ../nbs/15_training.ipynb #bc620525
+_DECAY = one_of("matrices", "everything")
+
+
 def decay_groups(
     model: nn.Module, weight_decay: float, decay: str = "matrices"
 ) -> list[dict]:
@@ -72,19 +90,11 @@ def decay_groups(
     list[dict]
         ``{"params": …, "weight_decay": …}``, twice; the second with 0.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     Source: chapter 15.
     """
-    good = is_number(weight_decay) and weight_decay >= 0
-    require(good, "weight_decay", repr(weight_decay), "a number, 0 or more")
-    known = decay in ("matrices", "everything")
-    require(known, "decay", repr(decay), "'matrices' or 'everything'")
+    check(weight_decay=(weight_decay, NOT_NEGATIVE), decay=(decay, _DECAY))
     learning = [p for p in model.parameters() if p.requires_grad]
     require(bool(learning), "model", "no parameter that learns", "one or more")
     shrinks = [decay == "everything" or p.ndim >= 2 for p in learning]
@@ -100,117 +110,67 @@ def decay_groups(
     ]
 
 # %% ../nbs/15_training.ipynb #50dbe9c9
-def _or_none(rule: tuple) -> tuple:
-    holds, want = rule
-    return lambda x: x is None or holds(x), f"{want}, or None"
-
-
-def _one_of(*choices) -> tuple:
-    same = lambda x, choice: type(x) is type(choice) and x == choice
-    want = "one of " + ", ".join(map(repr, choices))
-    return lambda x: any(same(x, choice) for choice in choices), want
-
-
-_COUNT = is_count, "a positive integer"
-_NUMBER = is_number, "a number"
-_POSITIVE = lambda x: is_number(x) and x > 0, "a positive number"
 _RULES = {
-    "steps": _or_none(_COUNT),
-    "epochs": _or_none(_POSITIVE),
-    "batch_size": _COUNT,
-    "length": _or_none(_COUNT),
-    "learning_rate": _POSITIVE,
-    "warmup_steps": _or_none(
-        (lambda x: is_integer(x) and x >= 0, "an integer, 0 or more")
-    ),
-    "schedule": _one_of("cosine", "constant"),
-    "final_fraction": (
-        lambda x: is_number(x) and 0 <= x <= 1,
-        "a number from 0 to 1",
-    ),
-    "weight_decay": (lambda x: is_number(x) and x >= 0, "a number, 0 or more"),
-    "decay": _one_of("matrices", "everything"),
+    "steps": optional(COUNT),
+    "epochs": optional(POSITIVE),
+    "batch_size": COUNT,
+    "length": optional(COUNT),
+    "learning_rate": POSITIVE,
+    "warmup_steps": optional(LENGTH),
+    "schedule": one_of("cosine", "constant"),
+    "final_fraction": FRACTION,
+    "weight_decay": NOT_NEGATIVE,
+    "decay": _DECAY,
     "betas": (
-        lambda x: (
-            isinstance(x, tuple)
-            and [is_number(b) and 0 <= b < 1 for b in x] == [True] * 2
-        ),
+        lambda x: isinstance(x, tuple) and [*map(PROBABILITY[0], x)] == [True] * 2,
         "two numbers, each at least 0 and below 1",
     ),
-    "clip": _or_none(_POSITIVE),
-    "accumulation": _COUNT,
-    "precision": _one_of("no", "tf32", "bf16", "fp16"),
-    "compile": _one_of(False, True),
-    "seed": (
-        lambda x: is_integer(x) and 0 <= x < 2**32,
-        "an integer from 0 to 2**32 - 1",
-    ),
-    "evaluate_every": _or_none(_COUNT),
-    "evaluate_batch_size": _COUNT,
-    "checkpoint_every": _or_none(_COUNT),
-    "log_every": _COUNT,
-    "keep": _one_of("best", "last"),
+    "clip": optional(POSITIVE),
+    "accumulation": COUNT,
+    "precision": one_of("no", "tf32", "bf16", "fp16"),
+    "compile": FLAG,
+    "seed": SEED,
+    "evaluate_every": optional(COUNT),
+    "evaluate_batch_size": COUNT,
+    "checkpoint_every": optional(COUNT),
+    "log_every": COUNT,
+    "keep": one_of("best", "last"),
 }
-
-
-def _check_config(config: "TrainConfig") -> None:
-    """Each field alone, then those that must fit each other."""
-    for name, (holds, want) in _RULES.items():
-        given = getattr(config, name)
-        require(holds(given), name, repr(given), want)
-    both = config.steps, config.epochs
-    require(both.count(None) == 1, "steps, epochs", both, "exactly one of the two")
-    size, parts = config.batch_size, config.accumulation
-    got = f"{size} with accumulation = {parts}"
-    require(size % parts == 0, "batch_size", got, "a multiple of accumulation")
-
-
-def _list_of(rule: tuple) -> tuple:
-    holds, want = rule
-    return (
-        lambda x: isinstance(x, list) and all(map(holds, x)),
-        f"a list, each {want}",
-    )
-
-
 # In half precision a gradient, and so its norm, may be infinite or NaN.
 _FLOAT = (
     lambda x: isinstance(x, (int, float)) and not isinstance(x, bool),
     "a number",
 )
-_LOOKS = {"validation_step": _list_of(_COUNT), "validation_loss": _list_of(_NUMBER)}
-_CURVE = {
-    "step": _list_of(_COUNT),
-    "loss": _list_of(_NUMBER),
-    "gradient_norm": _list_of(_FLOAT),
-    "learning_rate": _list_of(_NUMBER),
-    "tokens": _list_of(_COUNT),
-    "seconds": _list_of(_NUMBER),
+_VALIDATION = {
+    "validation_step": list_of(COUNT),
+    "validation_loss": list_of(NUMBER),
 }
-_HISTORY = (
-    _CURVE
-    | _LOOKS
-    | {
-        "best_step": _or_none(_COUNT),
-        "best_loss": _or_none(_NUMBER),
-        "finished": _one_of(False, True),
-    }
-)
+_CURVE = {
+    "step": list_of(COUNT),
+    "loss": list_of(NUMBER),
+    "gradient_norm": list_of(_FLOAT),
+    "learning_rate": list_of(NUMBER),
+    "tokens": list_of(COUNT),
+    "seconds": list_of(NUMBER),
+}
+_BEST = {"best_step": optional(COUNT), "best_loss": optional(NUMBER)}
+_HISTORY = _CURVE | _VALIDATION | _BEST | {"finished": FLAG}
 
 
 def _check_history(found: dict) -> None:
     """Each list alone, then those that must fit each other."""
-    check_entries("history", found, _HISTORY, "as History.to_dict gives it")
-    for group in (_CURVE, _LOOKS):
+    check_entries("history", found, _HISTORY, "as History.to_dict returns it")
+    for group in (_CURVE, _VALIDATION):
         sizes = [len(found[name]) for name in group]
         same = len(set(sizes)) == 1
         require(same, ", ".join(group), f"lists of {sizes}", "lists of one length")
-    looks = zip(found["validation_loss"], found["validation_step"])
-    least = min(looks, default=(None, None))
-    best = found["best_loss"], found["best_step"]
-    require(
-        best == least, "best_loss, best_step", best, f"{least}, the least of all"
+    evaluations = zip(found["validation_loss"], found["validation_step"])
+    least = min(evaluations, default=(None, None))
+    best, want = (
+        (found["best_loss"], found["best_step"]),
+        f"{least}, the least of all",
     )
+    require(best == least, "best_loss, best_step", best, want)
 
 
 def _plain(x: object) -> object:
@@ -275,11 +235,6 @@ class TrainConfig:
         Which weights the model ends up with: those of the best evaluation, or the
         last.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants.
-
     Notes
     -----
     Source: chapter 15. The defaults of learning rate, weight_decay, clipping and
@@ -311,7 +266,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
-        _check_config(self)
+        check_fields(self, _RULES)
+        both = self.steps, self.epochs
+        require(
+            both.count(None) == 1, "steps, epochs", both, "exactly one of the two"
+        )
+        size, parts = self.batch_size, self.accumulation
+        got = f"{size} with accumulation = {parts}"
+        require(size % parts == 0, "batch_size", got, "a multiple of accumulation")
 
     def to_dict(self) -> dict:
         """The fields by name, ready for JSON."""
@@ -319,13 +281,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: dict) -> "TrainConfig":
-        """The config of a dictionary, as `to_dict` gives it.
-
-        Raises
-        ------
-        ValueError
-            For a name that is no field, or a field that cannot be.
-        """
+        """The config of a dictionary, as `to_dict` returns it."""
         known = [f.name for f in fields(cls)]
         unknown = [name for name in settings if name not in known]
         require(not unknown, "settings", unknown, "some of " + ", ".join(known))
@@ -357,18 +313,13 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
         Above 0: the warm-up begins after 0, and a cosine to 0 ends after the last
         update.
 
-    Raises
-    ------
-    ValueError
-        When the warm-up is not shorter than the run, or the step is none of it.
-
     Notes
     -----
     Source: chapter 15; the cosine after Loshchilov and Hutter (2017).
     """
-    require(is_count(steps), "steps", repr(steps), "a positive integer")
-    inside = is_integer(step) and 0 <= step < steps
-    require(inside, "step", repr(step), f"an integer from 0 to {steps - 1}")
+    check(steps=(steps, COUNT))
+    want = f"an integer from 0 to {steps - 1}"
+    check(step=(step, integer(want, lambda x: 0 <= x < steps)))
     warm = steps // 12 if config.warmup_steps is None else config.warmup_steps
     require(warm < steps, "warmup_steps", warm, f"fewer than the {steps} steps")
     if step < warm:
@@ -397,18 +348,11 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     int
         From 0 to 2⁶⁴ − 1, mixed well, so that neighbours have nothing in common.
 
-    Raises
-    ------
-    ValueError
-        For an argument that is no integer from 0 on.
-
     Notes
     -----
     Source: chapter 15; ``numpy.random.SeedSequence``, whose values are frozen.
     """
-    for name, x in (("seed", seed), ("step", step), ("process", process)):
-        good = is_integer(x) and x >= 0
-        require(good, name, repr(x), "an integer, 0 or more")
+    check(seed=(seed, LENGTH), step=(step, LENGTH), process=(process, LENGTH))
     mixed = np.random.SeedSequence([int(seed), int(step), int(process)])
     return int(mixed.generate_state(1, np.uint64)[0])
 
@@ -420,7 +364,7 @@ class History:
     Parameters
     ----------
     step : list of int
-        Updates made when a point of the learning curve was taken.
+        Updates before a point of the learning curve.
     loss, gradient_norm : list of float
         Means over the updates since the point before: nats per token, and the
         length of the gradient before it was clipped.
@@ -432,7 +376,7 @@ class History:
         Time spent on updates so far, without compilation, evaluation and
         checkpoints.
     validation_step, validation_loss : list
-        Updates made at each look at the validation split, and its mean loss.
+        Updates before each evaluation of the validation split, and its mean loss.
     best_step, best_loss : int, float
         The best of them, the first if there are several; None before the first.
     finished : bool
@@ -461,13 +405,7 @@ class History:
 
     @classmethod
     def from_dict(cls, found: dict) -> "History":
-        """The history of a dictionary, as `to_dict` gives it.
-
-        Raises
-        ------
-        ValueError
-            For a field that is missing, or that cannot be.
-        """
+        """The history of a dictionary, as `to_dict` returns it."""
         _check_history(found)
         more = sorted(found.keys() - {f.name for f in fields(cls)})
         require(not more, "history", f"{more} besides", "the fields of History")
@@ -503,9 +441,9 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
     """All that decides a run, as flat text, to compare with a checkpoint's."""
     settings = config.to_dict()
     del settings["checkpoint_every"]  # decides nothing
-    made = getattr(model, "config", None)
-    if hasattr(made, "to_dict"):
-        settings |= {f"model.{name}": x for name, x in made.to_dict().items()}
+    if hasattr(getattr(model, "config", None), "to_dict"):
+        of_model = model.config.to_dict().items()
+        settings |= {f"model.{name}": x for name, x in of_model}
     for name, x in _tensors(model).items():
         settings[f"model {name}"] = f"{x.dtype} {tuple(x.shape)}"
     for name, x in model.named_parameters():
@@ -514,36 +452,23 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
     return {name: json.dumps(x, default=str) for name, x in settings.items()}
 
 
-# With which weights the run began that left these weights in this folder: who stops a
-# run in a notebook goes on with the model that it left.
-_BEGAN: dict[tuple[Path, str], str] = {}
-
-
 def _hash_of(model: nn.Module) -> str:
     from safetensors.torch import save
 
     return hashlib.sha256(save(_whole(_tensors(model)))).hexdigest()[:12]
 
 
-def _first_weights(model: nn.Module, folder: Path) -> str:
+def _initial_weights(model: nn.Module, folder: Path) -> str:
     """A hash of the weights that a run begins with. A model that a run in this
-    folder has left may go on with it, and counts as what it was at first."""
-    now = _hash_of(model)
-    return _BEGAN.get((folder.absolute(), now), now) if checkpoints(folder) else now
+    folder has left may continue it, and counts as what it was at first."""
+    run = str(folder.absolute()), _hash_of(model)
+    left = getattr(model, "_left_by_run", {})
+    return left.get(run, run[1]) if checkpoints(folder) else run[1]
 
 
-@contextmanager
-def _remembered(run: "_Run") -> Iterator[None]:
-    """Remember what the model of a run was, however the run ends."""
-    try:
-        yield
-    finally:
-        if run.folder:
-            place = run.folder.absolute(), _hash_of(run.model)
-            _BEGAN[place] = run.identity["initial weights"]
-
-
-def _demand_same(folder: Path, there: dict[str, str], here: dict[str, str]) -> None:
+def _check_same_run(
+    folder: Path, there: dict[str, str], here: dict[str, str]
+) -> None:
     nothing = "nothing"
     names = [n for n in (there | here) if there.get(n) != here.get(n)]
     lines = [f"{n} = {here.get(n, nothing)}"[:200] for n in names]
@@ -576,17 +501,11 @@ def check_precision(precision: str, gpu: bool | None = None) -> None:
     gpu : bool, optional
         Whether there is one; by default whether torch finds one.
 
-    Raises
-    ------
-    ValueError
-        For another precision, or one that wants a GPU.
-
     Notes
     -----
     Source: chapter 15.
     """
-    holds, want = _RULES["precision"]
-    require(holds(precision), "precision", repr(precision), want)
+    check(precision=(precision, _RULES["precision"]))
     gpu = torch.cuda.is_available() if gpu is None else gpu
     possible = gpu or precision in ("no", "bf16")
     require(possible, "precision", f"{precision!r} without a GPU", "'no' or 'bf16'")
@@ -621,20 +540,17 @@ def _check_fit(run: "_Run") -> None:
     got = f"{size} for {run.processes} processes"
     want = "a multiple of processes times accumulation"
     require(size % parts == 0, "batch_size", got, want)
-    made = getattr(run.model, "config", None)
     n_valid = len(run.corpus.valid)
     require(n_valid > 1, "corpus", f"{n_valid} tokens of valid", "2 or more")
-    has, needs = (getattr(x, "vocab_size", None) for x in (made, run.corpus))
-    if needs is None:  # arrays say it themselves
+    owners = getattr(run.model, "config", None), run.corpus
+    has, needs = (getattr(owner, "vocab_size", None) for owner in owners)
+    if needs is None:  # of arrays
         arrays = run.stream.tokens, as_array(run.corpus.valid)
         needs = 1 + max(int(array.max()) for array in arrays)
-    fits = has is None or has >= needs
-    require(
-        fits, "model", f"{has} token types", f"the {needs} of the corpus, or more"
-    )
+    fits, want = has is None or has >= needs, f"the {needs} of the corpus, or more"
+    require(fits, "model", f"a vocabulary of {has}", want)
 
 # %% ../nbs/15_training.ipynb #898d34f8
-#| code-fold: true
 class _Run:
     """A run under way: what it works with, and what it has gone through."""
 
@@ -661,7 +577,7 @@ class _Run:
             self.module = torch.compile(self.module, dynamic=False)
         self.identity = _identity(model, corpus, config, self.processes)
         if folder:
-            self.identity["initial weights"] = _first_weights(model, folder)
+            self.identity["initial weights"] = _initial_weights(model, folder)
         self.history, self.best = History(), None
         self.step, self.seconds, self.since = 0, 0.0, time.perf_counter()
         self.stopped: int | None = None  # by which signal
@@ -714,24 +630,23 @@ def _read(run: _Run) -> None:
     """Fetch the losses of the updates since the last time; stop at one that is not
     finite.
 
-    To look at each at once would make a GPU wait for Python in every update.
+    To read each at once would make a GPU wait for Python in every update.
     """
     if run.unread:
         losses, norms = map(torch.stack, zip(*run.unread))
         losses = run.accelerator.reduce(losses, "mean").tolist()
         first = run.step - len(losses)
         for step, loss, norm in zip(itertools.count(first), losses, norms.tolist()):
-            _demand_finite(run, "loss", loss, step)
+            _check_finite(run, "loss", loss, step)
             if run.config.precision != "fp16":  # whose scaler skips such an update
-                _demand_finite(run, "gradient norm", norm, step)
+                _check_finite(run, "gradient norm", norm, step)
             run.unlogged.append((loss, norm))
         run.unread = []
     now = time.perf_counter()
     run.seconds, run.since = run.seconds + now - run.since, now
 
 # %% ../nbs/15_training.ipynb #d1bda63b
-#| code-fold: true
-def _demand_finite(
+def _check_finite(
     run: _Run, what: str, value: float, step: int, when: str = "in"
 ) -> None:
     if math.isfinite(value):
@@ -745,8 +660,8 @@ def _demand_finite(
 
 
 def _last_good(folder: Path | None) -> str:
-    kept = list(checkpoints(folder).values()) if folder else []
-    return f"the last good checkpoint is {kept[-1] if kept else 'none'}"
+    paths = ["none", *(checkpoints(folder).values() if folder else ())]
+    return f"the last good checkpoint is {paths[-1]}"
 
 # %% ../nbs/15_training.ipynb #ca9576e9
 #| code-fold: true
@@ -770,17 +685,17 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     with eval_mode(model):
         for inputs, targets in windows:
             loss = model(inputs.to(device), targets.to(device), reduction="sum")
-            one = isinstance(loss, (float, torch.Tensor))
-            one = one and torch.as_tensor(loss).numel() == 1
+            scalar = isinstance(loss, (float, torch.Tensor))
+            scalar = scalar and torch.as_tensor(loss).numel() == 1
             got = f"{type(loss).__name__} of shape {getattr(loss, 'shape', None)}"
             want = "one number, the summed loss, with reduction='sum'"
-            require(one, "model", got, want)
+            require(scalar, "model", got, want)
             nats += float(loss)
             n_tokens += int((targets != -100).sum())
     return nats, n_tokens
 
 
-def _demand_summed(model, tokens: np.ndarray, length: int) -> None:
+def _check_summed(model, tokens: np.ndarray, length: int) -> None:
     """Stop a model whose loss is a mean: every number that is made of it would be
     wrong, and look right. Two copies of a window lose twice what one loses."""
     one = next(sequential_windows(tokens, length, batch_size=1))
@@ -807,18 +722,18 @@ def _log(run: _Run) -> None:
     run.unlogged = []
 
 
-def _look(run: _Run) -> None:
-    """Evaluate the validation split; remember the weights if they are the best."""
+def _validate(run: _Run) -> None:
+    """Evaluate the validation split; copy the weights if they are the best."""
     from accelerate.utils import gather_object
 
     size = run.config.evaluate_batch_size
     windows = sequential_windows(
         run.corpus.valid, run.stream.length, batch_size=size
     )
-    mine = itertools.islice(windows, run.process, None, run.processes)
-    nats, n_tokens = map(sum, zip(*gather_object([_nats(run.model, mine)])))
+    share = itertools.islice(windows, run.process, None, run.processes)
+    nats, n_tokens = map(sum, zip(*gather_object([_nats(run.model, share)])))
     loss, history = nats / n_tokens, run.history
-    _demand_finite(run, "validation loss", loss, run.step - 1, "after")
+    _check_finite(run, "validation loss", loss, run.step - 1, "after")
     history.validation_step.append(run.step)
     history.validation_loss.append(loss)
     if history.best_loss is None or loss < history.best_loss:
@@ -858,8 +773,7 @@ def _write_checkpoint(
     folder: Path, step: int, model, optimizer, state: dict, best: int | None
 ) -> None:
     """Write a checkpoint beside its place, move it there when it is whole, and drop
-    what is neither the newest nor the best. An error names the file, which that of a
-    full disk does not, and what is kept."""
+    what is neither the newest nor the best. An error names the last good one."""
     from safetensors.torch import save
 
     moments = {
@@ -876,22 +790,18 @@ def _write_checkpoint(
     state["sha256"] = manifest_checksum(state)
     contents["training.json"] = json.dumps(state).encode()
     place = folder / f"step-{step:08d}"
-    path = draft = place.with_suffix(".draft")
+    draft = place.with_suffix(".draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
         for name, content in contents.items():
-            path = draft / name
-            with path.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_atomic(draft / name, content)
         _flush_names(draft)
         draft.rename(place)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         why = f"{error.strerror or error}; {_last_good(folder)}"
-        raise OSError(error.errno, why, str(path)) from error
+        raise OSError(error.errno, why, error.filename or str(draft)) from error
     _flush_names(folder)
     _clean(folder, {step, best})
 
@@ -910,42 +820,42 @@ def _whole(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
 
 
-def _clean(folder: Path, wanted: set) -> None:
+def _clean(folder: Path, needed: set) -> None:
     """Remove drafts, and checkpoints that nobody needs any more. A rename makes
-    drafts of those first: what is half deleted must not look finished."""
+    drafts of those first: what is half deleted must not appear finished."""
     for path in folder.glob("step-*.draft"):
         shutil.rmtree(path)
     for step, path in checkpoints(folder).items():
-        if step not in wanted:
+        if step not in needed:
             shutil.rmtree(path.rename(path.with_suffix(".draft")))
 
 
-_FILES = {"model.safetensors", "optimizer.safetensors"}
+_FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+def _dictionary_of(holds: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda x: isinstance(x, dict) and all(map(holds, x.values()))
+
+
+def _is_printable(x: object) -> bool:
+    return isinstance(x, str) and x.isprintable()
+
+
 _STATE = {
-    "step": _COUNT,
+    "step": COUNT,
     "identity": (
-        lambda x: (
-            isinstance(x, dict)
-            and all(
-                isinstance(y, str) and y.isprintable() for y in [*x, *x.values()]
-            )
-        ),
+        lambda x: _dictionary_of(_is_printable)(x) and all(map(_is_printable, x)),
         "texts by name, which can be printed",
     ),
     "files": (
-        lambda x: isinstance(x, dict) and x.keys() == _FILES,
-        f"checksums of {' and '.join(sorted(_FILES))}",
+        lambda x: isinstance(x, dict) and sorted(x) == [*_FILES],
+        f"checksums of {' and '.join(_FILES)}",
     ),
-    "unlogged": _list_of(
-        (lambda x: _list_of(_FLOAT)[0](x) and len(x) == 2, "a loss and a norm")
+    "unlogged": list_of(
+        (lambda x: list_of(_FLOAT)[0](x) and len(x) == 2, "a loss and a norm")
     ),
-    "seconds": (lambda x: is_number(x) and x >= 0, "a number, 0 or more"),
-    "scaler": (
-        lambda x: (
-            x is None or isinstance(x, dict) and all(map(is_number, x.values()))
-        ),
-        "null, or numbers by name",
-    ),
+    "seconds": NOT_NEGATIVE,
+    "scaler": optional((_dictionary_of(is_number), "numbers by name")),
 }
 
 
@@ -958,9 +868,8 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
         state = read_json(file, want)
         if state["format"] == _FORMAT:
             same = state["sha256"] == manifest_checksum(state)
-            require(
-                same, file.name, "contents that do not match their checksum", want
-            )
+            got = "contents that do not match their checksum"
+            require(same, file.name, got, want)
             check_entries(file.name, state, _STATE, want)
             require(state["step"] == step, file.name, f"step {state['step']}", step)
             state["history"] = History.from_dict(state["history"])
@@ -972,23 +881,26 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     found = state["format"]
     got = f"{path}, {reprlib.repr(found)}"
     require(found == _FORMAT, "folder", got, f"{_FORMAT!r}")
-    _demand_same(run.folder, state["identity"], run.identity)
+    _check_same_run(run.folder, state["identity"], run.identity)
     known = step <= run.steps
     require(known, "folder", f"{path}, step {step}", f"{run.steps} steps at most")
     _check_tensors(path / "model.safetensors", weights, _tensors(run.model))
-    of_one, wanted = {"step": torch.tensor(0, dtype=torch.float32)}, {}
-    for number, p in enumerate(run.learning):
-        if f"{number}.step" in moments:  # it has had a gradient
-            of_one |= {"exp_avg": p, "exp_avg_sq": p}
-            wanted |= {f"{number}.{name}": x for name, x in of_one.items()}
-    file, of_each = path / "optimizer.safetensors", {}
-    _check_tensors(file, moments, wanted)
-    for name, x in moments.items():
-        number, kind = name.split(".")
-        possible = kind != "step" or 0 <= x <= step  # fp16 skips the first ones
-        require(possible, f"{file}, {name}", x, f"updates made, 0 to {step}")
-        of_each.setdefault(int(number), {})[kind] = x
-    return weights, of_each, state
+    one, file = torch.tensor(0, dtype=torch.float32), path / "optimizer.safetensors"
+    state_of = {
+        number: {"step": one, "exp_avg": p, "exp_avg_sq": p}
+        for number, p in enumerate(run.learning)
+        if f"{number}.step" in moments  # it has had a gradient
+    }
+    flat = {
+        f"{n}.{name}": x for n, of in state_of.items() for name, x in of.items()
+    }
+    _check_tensors(file, moments, flat)
+    for number, of_one in state_of.items():
+        of_one |= {name: moments[f"{number}.{name}"] for name in of_one}
+        updates = of_one["step"]
+        possible, name = 0 <= updates <= step, f"{file}, {number}.step"
+        require(possible, name, updates, f"updates, 0 to {step}")  # fp16 skips some
+    return weights, state_of, state
 
 
 def _check_tensors(path: Path, there: dict, here: dict) -> None:
@@ -1036,7 +948,7 @@ def _save(run: _Run) -> None:
 
 
 def _resume(run: _Run) -> None:
-    """Go on from the newest checkpoint, if there is one."""
+    """Continue from the newest checkpoint, if there is one."""
     found = checkpoints(run.folder)
     if found:
         run.step = max(found)
@@ -1057,9 +969,7 @@ def _resume(run: _Run) -> None:
         run.seconds = state["seconds"]
         scaler = run.accelerator.scaler
         there, here = state["scaler"], scaler and scaler.state_dict()
-        same = (
-            here == there if None in (here, there) else here.keys() == there.keys()
-        )
+        same = [there is None, *(there or ())] == [here is None, *(here or ())]
         got = f"{found[run.step]}, scaler {reprlib.repr(there)}"
         require(same, "folder", got, f"one with the entries of {here}")
         if scaler:
@@ -1069,63 +979,47 @@ def _resume(run: _Run) -> None:
         _clean(run.folder, {run.step, run.history.best_step})
 
 # %% ../nbs/15_training.ipynb #c7f8b9ee
-class _Display:
-    """A progress bar and TensorBoard's files, or neither."""
-
-    def __init__(self, run: _Run, progress: bool, tensorboard: bool):
-        self.bar = self.writer = None
-        if progress and run.accelerator.is_main_process:
+@contextmanager
+def _display(run: _Run, progress: bool, tensorboard: bool) -> Iterator[Callable]:
+    """A function that shows scalars of the run's step on a progress bar and in
+    TensorBoard's files, or in neither."""
+    main, texts = run.accelerator.is_main_process, {}
+    with ExitStack() as stack:
+        if progress and main:
             from tqdm import tqdm
 
-            self.bar = tqdm(
-                total=run.steps, initial=run.step, unit="step", desc="training"
-            )
-        if tensorboard and run.accelerator.is_main_process:
+            options = dict(initial=run.step, unit="step", desc="training")
+            bar = stack.enter_context(tqdm(total=run.steps, **options))
+        if tensorboard and main:
             from torch.utils.tensorboard import SummaryWriter
 
-            place = str(run.folder / "tensorboard")
-            self.writer = SummaryWriter(place, purge_step=run.step + 1)
-        self.texts: dict[str, str] = {}
+            place, first = str(run.folder / "tensorboard"), run.step + 1
+            writer = stack.enter_context(SummaryWriter(place, purge_step=first))
 
-    def point(self, history: History) -> None:
-        """Show the newest point of the learning curve."""
-        tokens, seconds = ([0, *x][-2:] for x in (history.tokens, history.seconds))
-        speed = (tokens[1] - tokens[0]) / max(seconds[1] - seconds[0], 1e-9)
-        scalars = {
-            "loss/training": history.loss[-1],
-            "gradient norm": history.gradient_norm[-1],
-            "learning rate": history.learning_rate[-1],
-            "tokens per second": speed,
-        }
-        texts = {"loss": f"{history.loss[-1]:.3f}", "tokens/s": f"{speed:,.0f}"}
-        self._show(history.step[-1], scalars, texts)
+        def show(scalars: dict[str, float], **of_bar: str) -> None:
+            texts.update(of_bar)
+            if progress and main:
+                bar.set_postfix(texts, refresh=False)
+                bar.update(run.step - bar.n)
+            for name, x in scalars.items() if tensorboard and main else ():
+                writer.add_scalar(name, x, run.step)
 
-    def look(self, history: History) -> None:
-        """Show the newest look at the validation split."""
-        loss = history.validation_loss[-1]
-        step, texts = history.validation_step[-1], {"valid": f"{loss:.3f}"}
-        self._show(step, {"loss/validation": loss}, texts)
+        yield show
 
-    def _show(self, step: int, scalars: dict, texts: dict) -> None:
-        if self.bar is not None:
-            self.texts |= texts
-            self.bar.set_postfix(self.texts, refresh=False)
-            self.bar.update(step - self.bar.n)
-        if self.writer is not None:
-            for name, x in scalars.items():
-                self.writer.add_scalar(name, x, step)
 
-    def __enter__(self) -> "_Display":
-        return self
-
-    def __exit__(self, *error) -> None:
-        for part in (self.bar, self.writer):
-            if part is not None:
-                part.close()
+def _show_point(show: Callable, history: History) -> None:
+    """Show the newest point of the learning curve."""
+    tokens, seconds = ([0, *x][-2:] for x in (history.tokens, history.seconds))
+    speed = (tokens[1] - tokens[0]) / max(seconds[1] - seconds[0], 1e-9)
+    loss = history.loss[-1]
+    scalars = {"loss/training": loss, "tokens per second": speed}
+    scalars |= {"gradient norm": history.gradient_norm[-1]}
+    scalars |= {"learning rate": history.learning_rate[-1]}
+    show(scalars, **{"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"})
 
 # %% ../nbs/15_training.ipynb #f68ad33a
 #| code-fold: true
-def _looks(run: _Run) -> bool:
+def _evaluation_due(run: _Run) -> bool:
     """Whether the validation split is evaluated now."""
     if run.step == run.steps:
         return True
@@ -1135,7 +1029,7 @@ def _looks(run: _Run) -> bool:
     return run.step * size // windows > (run.step - 1) * size // windows
 
 
-def _saves(run: _Run) -> bool:
+def _checkpoint_due(run: _Run) -> bool:
     """Whether a checkpoint is due, besides those at evaluations."""
     every = run.config.checkpoint_every
     return every is not None and run.step % every == 0
@@ -1152,15 +1046,15 @@ def _after_an_update(run: _Run) -> Iterator[None]:
         restore()
 
     def restore():
-        for number, handler in ours.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
     main = threading.current_thread() is threading.main_thread()
     possible = main and run.folder is not None and run.processes == 1
     found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    unheard = (None, signal.SIG_IGN)
-    ours = {n: h for n, h in found.items() if possible and h not in unheard}
-    for number in ours:
+    ignored = (None, signal.SIG_IGN)
+    handlers = {n: h for n, h in found.items() if possible and h not in ignored}
+    for number in handlers:
         signal.signal(number, note)
     try:
         yield
@@ -1171,14 +1065,14 @@ def _after_an_update(run: _Run) -> Iterator[None]:
 def _stop(run: _Run) -> None:
     """Hand on the signal, which ends the run unless whoever handles it returns."""
     number, run.stopped = run.stopped, None
-    said = f"stopped after step {run.step}; {_last_good(run.folder)}"
-    said += ", and the same call goes on from there"
+    message = f"stopped after step {run.step}; {_last_good(run.folder)}"
+    message += ", and the same call continues from there"
     handler = signal.getsignal(number)
     if handler is signal.default_int_handler:
-        raise KeyboardInterrupt(said)
+        raise KeyboardInterrupt(message)
     if handler is not signal.SIG_DFL:
         return signal.raise_signal(number)
-    print(said, file=sys.stderr)  # Python says nothing of an exit
+    print(message, file=sys.stderr)  # Python prints nothing for an exit
     raise SystemExit(128 + number)
 
 
@@ -1194,6 +1088,16 @@ def _compile(run: _Run) -> None:
         raise RuntimeError(f"torch.compile failed: {first}; {cure}") from error
 
 # %% ../nbs/15_training.ipynb #8c763d61
+_CORPUS = (
+    lambda x: hasattr(x, "train") and hasattr(x, "valid"),
+    "a Corpus, or anything with tokens as train and valid",
+)
+_FOLDER = (
+    lambda x: x is None or isinstance(x, (str, os.PathLike)) and x != "",
+    "a folder, or None for no checkpoints",
+)
+
+
 def train(
     model: nn.Module,
     corpus,
@@ -1209,21 +1113,21 @@ def train(
     Parameters
     ----------
     model : torch.nn.Module
-        Called as ``model(inputs, targets, reduction="sum")``, token numbers (B, T)
+        Called as ``model(inputs, targets, reduction="sum")``, token ids (B, T)
         each, for the summed loss in nats. It is trained in place, moved to
         accelerate's device, and left in evaluation mode with the weights that
         ``config.keep`` names.
     corpus : gbattn.corpora.Corpus
-        Or anything with token numbers of shape (n,) as ``train`` and ``valid``.
+        Or anything with token ids of shape (n,) as ``train`` and ``valid``.
     config : TrainConfig
         All settings.
     folder : str or Path, optional
         Where checkpoints go, one folder each; the newest and the best are kept. If
-        it holds one of the same run, the run goes on from there, and where the
+        it holds one of the same run, the run continues from there, and where the
         arithmetic repeats its bits (one CPU, one release of torch, as many threads)
         ends in the same ones as if it had never stopped. To be the same, a run must
-        also begin with the same weights: give the model as it was made, or as a run
-        in this folder left it, and a model of another seed another folder.
+        also begin with the same weights: pass the model as it was built, or as a run
+        in this folder left it, and a model of another seed with another folder.
     progress : bool
         Whether to draw a progress bar on standard error.
     tensorboard : bool
@@ -1235,10 +1139,6 @@ def train(
 
     Raises
     ------
-    ValueError
-        Naming the argument, what it got and what it wants; for a folder that holds
-        another run, everything that differs; for a model whose loss is no sum over
-        the targets.
     FloatingPointError
         When a loss or a gradient is not finite, naming step, learning rate and
         batch. The last good checkpoint is kept; the model is left as it is, up to
@@ -1259,18 +1159,15 @@ def train(
     torch had compiled before is forgotten. A folder in which another process trains
     is refused. Source: chapter 15.
     """
-    check_flag("progress", progress)
-    check_flag("tensorboard", tensorboard)
+    check(
+        progress=(progress, FLAG),
+        tensorboard=(tensorboard, FLAG),
+        config=(config, instance(TrainConfig, "a TrainConfig")),
+        corpus=(corpus, _CORPUS),
+        folder=(folder, _FOLDER),
+    )
     where = folder is not None or not tensorboard
     require(where, "tensorboard", "True without a folder", "a folder to write to")
-    fits = isinstance(config, TrainConfig)
-    require(fits, "config", f"a {type(config).__name__}", "a TrainConfig")
-    fits = hasattr(corpus, "train") and hasattr(corpus, "valid")
-    want = "a Corpus, or anything with tokens as train and valid"
-    require(fits, "corpus", f"a {type(corpus).__name__}", want)
-    fits = folder is None or isinstance(folder, (str, os.PathLike)) and folder != ""
-    want = "a folder, or None for no checkpoints"
-    require(fits, "folder", repr(folder), want)
     needed = {"tqdm": progress, "tensorboard": tensorboard, "accelerate": True}
     needed |= dict.fromkeys(("filelock", "safetensors"), folder is not None)
     check_packages("train", *(name for name, why in needed.items() if why))
@@ -1278,12 +1175,17 @@ def train(
         folder = Path(folder)
         check_folder("folder", folder)
     run = _Run(model, corpus, config, folder)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if folder is not None and run.accelerator.is_main_process:
             got = f"{folder}, in which another training is at work"
             want = "another folder, or patience"
-            held.enter_context(lock_folder(folder, "folder", got, want))
-        _go(run, progress, tensorboard)
+            stack.enter_context(lock_folder(folder, "folder", got, want))
+        try:
+            _go(run, progress, tensorboard)
+        finally:  # see `_initial_weights`
+            if folder is not None:
+                left = str(folder.absolute()), _hash_of(model)
+                model._left_by_run = {left: run.identity["initial weights"]}
     return run.history
 
 
@@ -1310,10 +1212,9 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
     with (
         torch.random.fork_rng(gpus),
         _products(config.precision),
-        _Display(run, progress, tensorboard) as display,
-        _remembered(run),
+        _display(run, progress, tensorboard) as show,
     ):
-        _demand_summed(model, run.corpus.valid, run.stream.length)
+        _check_summed(model, run.corpus.valid, run.stream.length)
         model.train()
         if config.compile and run.step < run.steps:
             _compile(run)
@@ -1325,14 +1226,15 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
                 if run.step % config.log_every == 0 or run.step == run.steps:
                     _read(run)
                     _log(run)
-                    display.point(run.history)
+                    _show_point(show, run.history)
                 stopped = run.stopped is not None
-                look, save = _looks(run), _saves(run) or stopped
-                if look or save:
+                evaluation = _evaluation_due(run)
+                if evaluation or stopped or _checkpoint_due(run):
                     _read(run)
-                    if look:
-                        _look(run)
-                        display.look(run.history)
+                    if evaluation:
+                        _validate(run)
+                        loss = run.history.validation_loss[-1]
+                        show({"loss/validation": loss}, valid=f"{loss:.3f}")
                     run.history.finished = run.step == run.steps
                     if run.folder:
                         _save(run)
@@ -1345,7 +1247,7 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
 
 # %% ../nbs/15_training.ipynb #34f5b863
 class Evaluation(NamedTuple):
-    """What a model pays for a text: the mean ``loss`` in nats per token,
+    """The loss of a model on a text: the mean ``loss`` in nats per token,
     ``perplexity`` = exp(loss), ``bits_per_byte`` (None if the bytes are not known),
     and ``n_tokens``, how many tokens were scored."""
 
@@ -1372,7 +1274,7 @@ def evaluate(
         Called as ``model(inputs, targets, reduction="sum")``, for the summed loss
         in nats; a target of −100 is not scored.
     tokens : np.ndarray
-        Token numbers, shape (n,), n ≥ 2, such as ``corpus.test``.
+        Token ids, shape (n,), n ≥ 2, such as ``corpus.test``.
     length : int, optional
         T, tokens read at once; the model's ``config.max_length`` by default.
     context : int
@@ -1389,12 +1291,6 @@ def evaluate(
     -------
     Evaluation
 
-    Raises
-    ------
-    ValueError
-        Naming the argument, what it got and what it wants; also for a model whose
-        loss is no sum over the targets, or not finite.
-
     Notes
     -----
     The model is put into evaluation mode, and each of its parts back. It scores one
@@ -1407,11 +1303,10 @@ def evaluate(
     )
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     known = size is None or int(as_array(tokens).max()) < size
-    want = f"numbers below the {size} token types of the model"
+    want = f"ids below {size}, the vocabulary size of the model"
     require(known, "tokens", "a number that is no token", want)
-    known = n_bytes is None or is_count(n_bytes)
-    require(known, "n_bytes", repr(n_bytes), "a positive integer")
-    _demand_summed(model, tokens, length)
+    check(n_bytes=(n_bytes, optional(COUNT)))
+    _check_summed(model, tokens, length)
     nats, n_tokens = _nats(model, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)
