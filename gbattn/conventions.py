@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
-           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'COLOURS', 'FETCH_RECORDS', 'Symbol', 'require',
+           'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'COLOURS', 'FETCH_RECORDS', 'Symbol', 'require',
            'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional', 'list_of', 'instance',
            'check', 'check_fields', 'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder',
            'check_packages', 'lock_folder', 'check_mask', 'check_tensors', 'read_json', 'seed_everything', 'profile',
@@ -185,6 +185,7 @@ INTEGER: Rule = is_integer, "an integer"
 COUNT: Rule = is_count, "a positive integer"
 LENGTH = integer("an integer, 0 or more", lambda x: x >= 0)
 SEED = integer("an integer from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
+PATH: Rule = lambda x: isinstance(x, str | os.PathLike) and x != "", "a path"
 FLAG = instance(bool, "True or False")
 STRING = instance(str, "a string")
 DICTIONARY = instance(dict, "a dictionary")

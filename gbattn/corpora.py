@@ -38,6 +38,7 @@ from gbattn.conventions import (
     FLAG,
     LENGTH,
     NOT_NEGATIVE,
+    PATH,
     SEED,
     check,
     check_entries,
@@ -567,6 +568,12 @@ class Corpus:
         check(split=(split, one_of(*SPLITS)))
         return self.manifest["splits"][split]["bytes"]
 
+    def scored_bytes(self, split: str) -> int:
+        """The number of bytes to divide by for all tokens of a split but the first."""
+        if self.lossless:
+            return self.n_bytes(getattr(self, split)[1:])
+        return self.text_bytes(split)
+
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, of shape (n,) in the dtype of the corpus; needs
         ``tokenizers``."""
@@ -897,8 +904,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
 
 def cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
-    good = cache is None or isinstance(cache, str | Path) and cache != ""
-    require(good, "cache", repr(cache), "a path")
+    check(cache=(cache, optional(PATH)))
     root = Path(cache or os.environ.get("GBATTN_CACHE") or "~/.cache/gbattn")
     root = root.expanduser()
     check_folder("cache", root)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History', 'check_precision', 'checkpoints', 'train',
-           'Evaluation', 'evaluate']
+           'RunFolder', 'Evaluation', 'evaluate']
 
 # %% ../nbs/15_training.ipynb #010594fa
 import hashlib
@@ -36,9 +36,11 @@ from gbattn.conventions import (
     LENGTH,
     NOT_NEGATIVE,
     NUMBER,
+    PATH,
     POSITIVE,
     PROBABILITY,
     SEED,
+    STRING,
     check,
     check_entries,
     check_fields,
@@ -58,13 +60,18 @@ from gbattn.conventions import (
     write_atomic,
 )
 from gbattn.corpora import (
+    MANIFEST,
     Batch,
+    Corpus,
     TokenStream,
     as_array,
     bits_per_byte,
+    check_recipe,
     manifest_checksum,
+    read_manifest,
     sequential_windows,
 )
+from .language_model import LanguageModel, ModelConfig
 
 # %% ../nbs/15_training.ipynb #bc620525
 _DECAY = one_of("matrices", "everything")
@@ -186,9 +193,10 @@ class TrainConfig:
 
     Parameters
     ----------
-    steps, epochs : int, float
-        How long to train: so many updates, or so many visits to each token. Give
-        one of the two.
+    steps : int, optional
+        How long to train, in updates; not together with ``epochs``.
+    epochs : float, optional
+        How long to train, in visits to each token, instead of ``steps``.
     batch_size : int
         B, windows in an update, over all processes and all accumulated parts.
     length : int, optional
@@ -223,8 +231,8 @@ class TrainConfig:
         Of the order of the data and of what dropout draws. Not of the initial
         weights, which come with the model.
     evaluate_every : int, optional
-        Updates between two evaluations of the validation split; by default one a
-        pass over the text. The end is always evaluated.
+        Updates between two evaluations of the validation split; None for one a pass
+        over the text. The end is always evaluated.
     evaluate_batch_size : int
         Windows that are evaluated at once.
     checkpoint_every : int, optional
@@ -1092,10 +1100,6 @@ _CORPUS = (
     lambda x: hasattr(x, "train") and hasattr(x, "valid"),
     "a Corpus, or anything with tokens as train and valid",
 )
-_FOLDER = (
-    lambda x: x is None or isinstance(x, (str, os.PathLike)) and x != "",
-    "a folder, or None for no checkpoints",
-)
 
 
 def train(
@@ -1164,7 +1168,7 @@ def train(
         tensorboard=(tensorboard, FLAG),
         config=(config, instance(TrainConfig, "a TrainConfig")),
         corpus=(corpus, _CORPUS),
-        folder=(folder, _FOLDER),
+        folder=(folder, optional(PATH)),
     )
     where = folder is not None or not tensorboard
     require(where, "tensorboard", "True without a folder", "a folder to write to")
@@ -1244,6 +1248,176 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
         if run.best is not None:
             _put_back(model, run.best)
     model.eval()
+
+# %% ../nbs/15_training.ipynb #3be9d4a1
+#| code-fold: true
+_RUN, _RUN_FORMAT = "run.json", "gbattn run 1"
+_RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
+_RUN_ENTRIES = {
+    "corpus": STRING,
+    "fingerprint": STRING,
+    "recipe": (lambda x: isinstance(x, dict) and x.keys() == _RECIPE, "a recipe"),
+    "recipe.max_train_tokens": optional(COUNT),
+}
+
+
+class RunFolder:
+    """A folder that holds one training run.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder, which need not exist. Its path is the attribute ``path``, that of
+        the checkpoints ``checkpoints``.
+
+    Notes
+    -----
+    It holds ``run.json`` (corpus, recipe, fingerprint, model and training), the
+    tokenizer (``corpus.json``, ``tokenizer.json``), checkpoints and, of a finished
+    run, the model and ``history.json``. Source: chapter 15.
+    """
+
+    def __init__(self, folder: str | Path):
+        check(folder=(folder, PATH))
+        self.path = Path(folder)
+        self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a run has finished here and its model was saved."""
+        return (self.path / "model.safetensors").is_file()
+
+    @property
+    def step(self) -> int:
+        """Updates that are saved: of the newest checkpoint, else of a finished run."""
+        if found := checkpoints(self.checkpoints):
+            return max(found)
+        history = self.history()
+        return history.step[-1] if history else 0
+
+    def check_free(self) -> None:
+        """Check that the folder holds nothing but a run."""
+        check_folder("folder", self.path)
+        files = {file.name for file in self.path.glob("*")}
+        foreign = sorted(files - {".lock"})[:3] if _RUN not in files else []
+        got = f"{self.path}, which holds {', '.join(foreign)} and no {_RUN}"
+        want = "a new or empty folder, or one that gbattn train made"
+        require(not foreign, "folder", got, want)
+
+    def read(self) -> dict:
+        """Corpus, recipe, fingerprint, model and training of the run."""
+        path, want = self.path / _RUN, "a folder that gbattn train made"
+        require(path.is_file(), "folder", f"{self.path} without {_RUN}", want)
+        found = read_json(path, want)
+        known = isinstance(found, dict) and found.get("format") == _RUN_FORMAT
+        require(known, str(path), "the file of another program or version", want)
+        cure = (
+            "what gbattn train wrote: copy it again, or train into another folder"
+        )
+        with _undamaged(path, "a file", cure):
+            check_entries(_RUN, found, _RUN_ENTRIES, cure)
+            recipe = found["recipe"]
+            check_recipe("tokenizer", recipe["tokenizer"], recipe["vocab_size"])
+            TrainConfig(**found["training"])
+            ModelConfig.from_dict(found["model"])
+        return found
+
+    def history(self) -> History | None:
+        """The history of a finished run whose model was saved, else None."""
+        path, cure = self.path / "history.json", "what gbattn train wrote: "
+        if not path.is_file():
+            return None
+        found = read_json(path, cure := f"{cure}copy or delete it")
+        with _undamaged(path, "a history", cure):  # JSON has no infinite norms
+            norms = [math.inf if x is None else x for x in found["gradient_norm"]]
+            history = History.from_dict(found | {"gradient_norm": norms})
+        return history if history.finished and self.has_model else None
+
+    @contextmanager
+    def claim(self, corpus: Corpus, settings: dict) -> Iterator[None]:
+        """Hold the folder for a run of these settings, and write them and the
+        tokenizer; refuse other settings than those of a checkpoint or model here."""
+        # The path in full, as a folder may be called like an argument.
+        busy = str(self.path.resolve()), "another gbattn train at work"
+        with lock_folder(self.path, *busy, "another folder, or patience"):
+            if (self.path / _RUN).is_file():
+                there, here = _flat(self.read()), _flat(settings)
+                free = {"format", "corpus", "training.checkpoint_every"}
+                names = [n for n in there | here if there.get(n) != here.get(n)]
+                names = [name for name in names if name not in free]
+                got, want = (
+                    ", ".join(f"{name} = {found.get(name)}" for name in names)
+                    for found in (here, there)
+                )
+                want += f", to go on with the run in {self.path}; or another folder"
+                unused = not checkpoints(self.checkpoints) and not self.has_model
+                require(unused or not names, "folder", got, want)
+            self._write(_RUN, {"format": _RUN_FORMAT} | settings)
+            # Byte for byte, as the one holds the checksum of the other.
+            for file in (corpus.manifest["tokenizer"]["file"], MANIFEST):
+                content = (corpus.folder / file).read_bytes()
+                write_atomic(self.path / file, content)
+            yield
+
+    def train(
+        self,
+        model: LanguageModel,
+        corpus: Corpus,
+        config: TrainConfig,
+        *,
+        tensorboard: bool = False,
+    ) -> History:
+        """Train a model from the newest checkpoint on, and save it. An interruption
+        or a full disk is told with what is saved."""
+        options = dict(folder=self.checkpoints, tensorboard=tensorboard)
+        try:
+            history = train(model, corpus, config, **options)
+        except KeyboardInterrupt as stop:
+            raise type(stop)(self._saved()) from None
+        norms = [x if math.isfinite(x) else None for x in history.gradient_norm]
+        found = history.to_dict() | {"gradient_norm": norms}
+        try:
+            model.save_pretrained(self.path)
+            self._write("history.json", found)
+        except OSError as error:
+            raise OSError(f"{error}; {self._saved()}") from None
+        return history
+
+    def tokenizer(self) -> Corpus:
+        """The corpus of the training without its tokens, to encode and decode."""
+        path = self.path / MANIFEST
+        cure = "what gbattn train wrote; the same command once more writes it again"
+        require(path.is_file(), str(path), "no such file", cure)
+        manifest = read_manifest(path, cure)
+        none = np.empty(0, manifest["splits"]["train"]["dtype"])
+        return Corpus(self.path, manifest, none, none, none)
+
+    def _saved(self) -> str:
+        step = max(checkpoints(self.checkpoints), default=0)
+        said = f"step {step} is kept in {self.path}; the same command goes on from there"
+        return said if step else "nothing is kept yet"
+
+    def _write(self, name: str, content: dict) -> None:
+        text = json.dumps(content, indent=1) + "\n"
+        write_atomic(self.path / name, text.encode())
+
+
+@contextmanager
+def _undamaged(path: Path, what: str, cure: str) -> Iterator[None]:
+    """Name the file in what is wrong with its entries."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        require(False, str(path), f"{what} that is damaged ({error})", cure)
+
+
+def _flat(settings: dict) -> dict:
+    """Each setting under one name, as JSON has it."""
+    found = {}
+    for name, value in settings.items():
+        parts = value.items() if isinstance(value, dict) else [(None, value)]
+        found |= {f"{name}.{k}" if k else name: json.dumps(v) for k, v in parts}
+    return found
 
 # %% ../nbs/15_training.ipynb #34f5b863
 class Evaluation(NamedTuple):

@@ -1040,7 +1040,7 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
             load_corpus(cache=tmp_path / blocked)
     for wrong in (3, ""):
-        with pytest.raises(ValueError, match=f"cache: got {wrong!r}; want a path"):
+        with pytest.raises(ValueError, match=f"cache: got {wrong!r}; want None or a path"):
             load_corpus(cache=wrong)
     for wrong in ("False", 0, None):
         for opened in ((open_corpus, corpus.folder), (load_corpus,)):
