@@ -50,7 +50,6 @@ TRAINING = dict(
 )
 
 # %% ../nbs/Z_command_line.ipynb #918e1def
-#| code-fold: true
 class Option(NamedTuple):
     """An option of a command: its ``name`` in Python, ``type``, ``default`` (the
     constant ``dataclasses.MISSING`` if there is none), what it is for (``help``),
@@ -73,7 +72,8 @@ class Option(NamedTuple):
 def _dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
-
+# %% ../nbs/Z_command_line.ipynb #791d79cc
+#| code-fold: true
 def _help_of(docstring: str) -> dict[str, str]:
     """What a numpydoc docstring has on each parameter, with its choices."""
     from docstring_parser import parse
@@ -111,7 +111,7 @@ _PLAINER = {
     "seed": "Of the initial weights, of the order of the text, and of dropout.",
 }
 
-
+# %% ../nbs/Z_command_line.ipynb #4c26e47b
 def _config(name: str) -> type:
     return getattr(importlib.import_module(_CONFIGS[name][0]), name)
 
@@ -203,7 +203,7 @@ def _spelled(kind: object) -> object:
 _HOW = "Write the result to standard output as one JSON object."
 _JSON = Option("json", bool, False, _HOW)
 
-
+# %% ../nbs/Z_command_line.ipynb #b16987d2
 def _parsed(command: str, words: Sequence[str]) -> dict:
     """The keyword arguments that these words spell, and whether to write JSON."""
     import tyro
@@ -242,7 +242,8 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
                 chosen[name] = _configured(p.annotation, values, words)
     return chosen | _carried(chosen, words)
 
-
+# %% ../nbs/Z_command_line.ipynb #7ef0c42b
+#| code-fold: true
 def _is_typed(name: str, words: Sequence[str]) -> bool:
     """Whether an option is among the words, whatever its value."""
     return _dashed(name) in (word.split("=")[0].replace("_", "-") for word in words)
@@ -392,16 +393,6 @@ def _recipe_of(text: "Corpus", asked: dict) -> dict:
     return recipe
 
 
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        got = f"{device!r} ({str(error).partition(chr(10))[0]})"
-        _require(False, "device", got, "cpu, or cuda where torch finds a GPU")
-
-
 def _check_one_process(command: str, instead: str) -> None:
     """Stop under torchrun and its like, which start a program several times."""
     processes = os.environ.get("WORLD_SIZE") or "1"
@@ -470,17 +461,6 @@ def _writer(text, config, prompt: str, count: int | None, temperature) -> Callab
     return write
 
 
-def _check_window(text: "Corpus", model: "ModelConfig", length: int | None) -> None:
-    """Check that windows of a length, by default max_length, fit model and text."""
-    window = "max_length" if length is None else "length"
-    length = length or model.max_length
-    want = f"fewer than the {len(text.train):,} tokens of the training text"
-    _require(length < len(text.train), window, length, want)
-    fits = model.positions != "learned" or length <= model.max_length
-    want = f"at most max_length = {model.max_length}, as positions are learned"
-    _require(fits, window, length, want)
-
-
 def train_model(
     corpus: str = "python-docs",
     *,
@@ -534,7 +514,7 @@ def train_model(
     """
     from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.training import RunFolder, check_precision
+    from gbattn.training import RunFolder, check_precision, window_length
 
     started = time.perf_counter()
     run = RunFolder(folder)
@@ -547,9 +527,12 @@ def train_model(
     recipe |= dict(vocab_size=model.vocab_size)
     text = _load_text(corpus, recipe, cache)
     recipe = _recipe_of(text, recipe)
-    _check_window(text, model, training.length)
     model = replace(model, vocab_size=text.vocab_size)
     learner = LanguageModel(model, seed=training.seed)
+    length = window_length(learner, training.length)
+    window = "max_length" if training.length is None else "length"
+    want = f"fewer than the {len(text.train):,} tokens of the training text"
+    _require(length < len(text.train), window, length, want)
     write = _writer(text, model, prompt, sample_tokens, temperature)
     write(learner)  # complains before the work
     count = parameter_count(model).total
@@ -617,27 +600,6 @@ def _say_trained(result: dict) -> str:
 
 # %% ../nbs/Z_command_line.ipynb #3255c90a
 #| code-fold: true
-def _open_model(folder: Path, device: str | None):
-    """The folder of a finished run, its model and its tokenizer."""
-    import torch
-
-    from gbattn.language_model import LanguageModel
-    from gbattn.training import RunFolder
-
-    run = RunFolder(folder)
-    run.read()
-    want = "a finished one: the same gbattn train once more goes on with it"
-    _require(run.has_model, "folder", f"{folder}, a run that was stopped", want)
-    device = (
-        ("cuda" if torch.cuda.is_available() else "cpu")
-        if device is None
-        else device
-    )
-    _check_device(device)
-    model = LanguageModel.from_pretrained(folder, device=device)
-    return run, model, run.tokenizer()
-
-
 def _read_text(path: Path) -> str:
     """A text as `load_corpus` reads it."""
     _check(text=path)
@@ -673,7 +635,7 @@ def evaluate_model(
     cache: Path | None = None,
     device: str | None = None,
 ) -> dict:
-    """Say what a trained model pays for a text, every token once.
+    """Score a text by a trained model, every token once.
 
     Parameters
     ----------
@@ -698,14 +660,14 @@ def evaluate_model(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
-    from gbattn.training import evaluate
+    from gbattn.training import RunFolder, evaluate
 
     _check(split=split)
     for name, value in {"corpus": corpus, "split": split}.items():
         alone = text is None or value is None
         _require(alone, name, f"{value!r} with --text", "one of the two")
-    run, model, reader = _open_model(folder, device)
-    settings, split = run.read(), split or "test"
+    run, split = RunFolder(folder), split or "test"
+    (model, reader), settings = run.open(device), run.read()
     if text is not None:
         content, about = _read_text(text), str(text)
         tokens, n_bytes = reader.encode(content), len(content.encode())
@@ -763,8 +725,10 @@ def generate_text(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
+    from gbattn.training import RunFolder
+
     _check(samples=samples)
-    _, model, reader = _open_model(folder, device)
+    model, reader = RunFolder(folder).open(device)
     if prompt == "-":
         want = "text there, or a prompt"
         _require(sys.stdin is not None, "prompt", "a closed standard input", want)
@@ -1176,6 +1140,7 @@ def measure_arms(
 
     from gbattn.cost import measure_machine
     from gbattn.language_model import LanguageModel, model_cost, parameter_count
+    from gbattn.training import check_device
 
     _check(model=model, dtype=dtype, arms=arms)
     room = _room(model, 1, 32)  # a turn begins with one token
@@ -1186,7 +1151,7 @@ def measure_arms(
     want = f"fewer than max_length = {model.max_length}, as positions are learned"
     fits = new_tokens <= _room(model, 1, new_tokens)
     _require(fits, "new_tokens", new_tokens, want)
-    _check_device(device)
+    check_device(device)
     place = dict(device=torch.device(device), dtype=getattr(torch, dtype))
     with _renamed(attention="arms"):
         configs = {arm: replace(model, attention=arm) for arm in arms}
@@ -1279,7 +1244,6 @@ COMMANDS: dict[str, Command] = {
 }
 
 # %% ../nbs/Z_command_line.ipynb #d3b47479
-#| code-fold: true
 _OVERVIEW = """usage: gbattn COMMAND [words and options]
 
 Attention as regression, boosting inside a layer.
@@ -1319,7 +1283,8 @@ def _act(words: list[str]) -> int:
     print(say(result), flush=True)
     return 0
 
-
+# %% ../nbs/Z_command_line.ipynb #7d1e456c
+#| code-fold: true
 @contextmanager
 def _heeding_sigterm():
     """Let SIGTERM end a command as Ctrl-C does, unless our caller sees to it."""

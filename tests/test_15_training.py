@@ -319,7 +319,10 @@ def test_what_decays():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: decay_groups(Toy(), 0.1, "Everything"), "decay: got 'Everything'; want one of 'matrices'"),
+        (
+            lambda: decay_groups(Toy(), 0.1, "Everything"),
+            "decay: got 'Everything'; want one of 'matrices', 'everything'",
+        ),
         (lambda: decay_groups(Toy(), -0.1), "weight_decay: got -0.1; want a finite number, 0 or more"),
         (lambda: step_seed(1.7, 0), "seed: got 1.7; want an integer, 0 or more"),
         (lambda: step_seed(0, -1), "step: got -1; want an integer, 0 or more"),
@@ -1170,8 +1173,8 @@ def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(folder=""), "folder: got ''; want a folder, or None for no checkpoints"),
-        (dict(folder=3), "folder: got 3; want a folder, or None for no checkpoints"),
+        (dict(folder=""), "folder: got ''; want None or a path"),
+        (dict(folder=3), "folder: got 3; want None or a path"),
         (dict(corpus="docs"), "corpus: got 'docs'; want a Corpus, or anything with tokens as train and valid"),
         (dict(config={"steps": 3}), "config: got {'steps': 3}; want a TrainConfig"),
     ],

@@ -580,7 +580,10 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
             ["evaluate", "--folder", "nowhere"],
             ["--folder: got nowhere without run.json; want a folder that gbattn train made"],
         ),
-        (["evaluate", "--folder", "TRAINED", "--split", "dev"], ["--split: got 'dev'; want None or one of 'train', 'valid', 'test'"]),
+        (
+            ["evaluate", "--folder", "TRAINED", "--split", "dev"],
+            ["--split: got 'dev'; want None or one of 'train', 'valid', 'test'"],
+        ),
         (
             ["evaluate", "--folder", "TRAINED", "--corpus", "OTHER"],
             ["--corpus: got a text with fingerprint", "--text scores"],
