@@ -209,14 +209,12 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
     import tyro
     from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-    function, groups = COMMANDS[command].function, {}
+    (function, _, instead), groups = COMMANDS[command], {}
     for option in [*options(command), _JSON]:
-        marks = [
-            arg(help=option.help, metavar=option.typed if option.word else None)
-        ]
-        marks += [Positional] * option.word + [FlagCreatePairsOff] * (
-            option is _JSON
-        )
+        metavar = option.typed if option.word else None
+        marks = [arg(help=option.help, metavar=metavar)]
+        marks += [Positional] * option.word
+        marks += [FlagCreatePairsOff] * (option is _JSON)
         kind = Annotated[(_spelled(option.type), *marks)]
         default = field(default_factory=lambda value=option.default: value)
         default = field() if option.default is MISSING else default
@@ -233,10 +231,7 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
     chosen = vars(tyro.cli(stand_in, args=list(words), **how))
     for name, p in inspect.signature(function).parameters.items():
         if p.annotation in _CONFIGS:
-            values, instead = (
-                vars(chosen.pop(p.annotation)),
-                COMMANDS[command].instead,
-            )
+            values = vars(chosen.pop(p.annotation))
             values |= {entry: chosen[own][0] for entry, own in instead.items()}
             with _renamed(**instead):
                 chosen[name] = _configured(p.annotation, values, words)
@@ -514,7 +509,12 @@ def train_model(
     """
     from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.training import RunFolder, check_precision, window_length
+    from gbattn.training import (
+        RunFolder,
+        check_precision,
+        checkpoints,
+        window_length,
+    )
 
     started = time.perf_counter()
     run = RunFolder(folder)
@@ -553,7 +553,7 @@ def train_model(
         if reached := run.step:
             then = "finished" if history else "going on from there"
             _tell(f"{folder} holds the run up to step {reached}: {then}")
-        if history and not any(run.checkpoints.glob("step-*")):  # they were deleted
+        if history and not checkpoints(run.checkpoints):  # they were deleted
             learner = LanguageModel.from_pretrained(folder)
         else:
             history = run.train(learner, text, training, tensorboard=tensorboard)

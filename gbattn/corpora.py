@@ -42,9 +42,9 @@ from gbattn.conventions import (
     SEED,
     check,
     check_entries,
-    check_flag,
     check_folder,
     check_packages,
+    instance,
     integer,
     one_of,
     optional,
@@ -869,9 +869,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     -----
     Source: chapter 14.
     """
-    kind = type(folder).__name__
-    require(isinstance(folder, str | Path), "folder", kind, "a path")
-    check_flag("verify", verify)
+    check(folder=(folder, PATH), verify=(verify, FLAG))
     folder = Path(folder).absolute()  # of what is read later
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
@@ -909,6 +907,9 @@ def cache_root(cache: str | Path | None) -> Path:
     root = root.expanduser()
     check_folder("cache", root)
     return root
+
+
+_LIMIT = optional(integer("an integer, 2 or more", lambda x: x > 1))
 
 
 def load_corpus(
@@ -957,13 +958,12 @@ def load_corpus(
     next 1,000 test. Source: chapter 14.
     """
     check_recipe("tokenizer", tokenizer, vocab_size)
-    check_flag("verify", verify)
-    limit = optional(integer("an integer, 2 or more", lambda x: x > 1))
-    check(max_train_tokens=(max_train_tokens, limit))
-    kind, named = type(name_or_folder).__name__, isinstance(name_or_folder, str)
-    place = named or isinstance(name_or_folder, Path)
-    require(place, "name_or_folder", kind, "a name or a folder")
-    root = cache_root(cache)
+    check(
+        name_or_folder=(name_or_folder, instance(str | Path, "a name or a folder")),
+        max_train_tokens=(max_train_tokens, _LIMIT),
+        verify=(verify, FLAG),
+    )
+    root, named = cache_root(cache), isinstance(name_or_folder, str)
     name, path = str(name_or_folder), Path(name_or_folder)
     if named and name in HUB:
         rows, source = _from_hub(name)
