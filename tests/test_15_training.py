@@ -32,7 +32,9 @@ from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import (
     Evaluation,
     History,
+    RunFolder,
     TrainConfig,
+    check_device,
     check_precision,
     checkpoints,
     decay_groups,
@@ -616,6 +618,25 @@ def test_what_a_run_left_begins_another_where_its_checkpoints_are_gone(tmp_path)
     assert run(model, folder=tmp_path).loss == run(straight).loss
     with pytest.raises(ValueError, match="folder: got initial weights"):
         run(Toy(0.2), folder=tmp_path)
+
+
+def test_a_model_that_a_run_left_and_that_was_changed_is_another(tmp_path):
+    model = Toy(0.2)
+    run(model, folder=tmp_path)
+    with torch.no_grad():
+        model.head.bias += 1
+    with pytest.raises(ValueError, match="folder: got initial weights"):
+        run(model, folder=tmp_path)
+
+
+def test_each_model_that_a_run_left_may_go_on_with_it(tmp_path):
+    """Also one that was stopped before another finished the run."""
+    stopped, fresh = Interrupted(13), Toy(dropout=0.2)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, folder=tmp_path, checkpoint_every=5)
+    history = run(fresh, folder=tmp_path)
+    assert run(stopped, folder=tmp_path) == history
+    assert torch.equal(weights(stopped), weights(fresh))
 
 
 def test_a_finished_run_is_only_read(tmp_path):
@@ -1311,6 +1332,19 @@ def test_a_missing_package_is_named_before_the_work(package, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
     if package != "accelerate":  # without checkpoints they are not needed
         assert run().finished
+
+
+@pytest.mark.parametrize("folder", [3, "", None, True])
+def test_the_folder_of_a_run_is_a_path(folder):
+    with pytest.raises(ValueError, match="folder: got .*; want a path"):
+        RunFolder(folder)
+
+
+def test_a_device_that_cannot_compute_is_named():
+    check_device("cpu")
+    for device in ("abacus", "meta", ["cpu"]):
+        with pytest.raises(ValueError, match="device: got .*; want cpu, or cuda where torch finds a GPU"):
+            check_device(device)
 
 
 @pytest.mark.skipif(
