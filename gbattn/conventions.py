@@ -185,7 +185,10 @@ INTEGER: Rule = is_integer, "an integer"
 COUNT: Rule = is_count, "a positive integer"
 LENGTH = integer("an integer, 0 or more", lambda x: x >= 0)
 SEED = integer("an integer from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
-PATH: Rule = lambda x: isinstance(x, str | os.PathLike) and x != "", "a path"
+PATH: Rule = (
+    lambda x: isinstance(x, str | os.PathLike) and x != "",
+    "a path; the current folder is '.'",
+)
 FLAG = instance(bool, "True or False")
 STRING = instance(str, "a string")
 DICTIONARY = instance(dict, "a dictionary")

@@ -32,6 +32,7 @@ from gbattn.conventions import (
     FLAG,
     INTEGER,
     NOT_NEGATIVE,
+    PATH,
     POSITIVE,
     PROBABILITY,
     check,
@@ -806,8 +807,8 @@ class LanguageModel(nn.Module):
         check_packages("train", "safetensors")
         from safetensors.torch import save
 
-        folder = _as_path(folder)
-        check_folder("folder", folder)
+        check(folder=(folder, PATH))
+        check_folder("folder", folder := Path(folder))
         weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
         plan = type(self)(self.config, device="meta")
         _check_weights("model", weights, plan, "as its config says")
@@ -845,7 +846,8 @@ class LanguageModel(nn.Module):
         device, dtype : optional
             Of the weights; by default the CPU, and the dtype in the file.
         """
-        folder = _as_path(folder)
+        check(folder=(folder, PATH))
+        folder = Path(folder)
         _device_of_weights(device, dtype)
         config, weights = _read_files(folder)
         model = cls(config, device="meta")
@@ -971,13 +973,6 @@ def _checksum(weights: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _as_path(folder: str | Path) -> Path:
-    kind = type(folder).__name__
-    require(isinstance(folder, str | Path), "folder", kind, "a path")
-    require(folder != "", "folder", "''", "a path; the current folder is '.'")
-    return Path(folder)
 
 
 def _check_weights(

@@ -1268,7 +1268,7 @@ def test_paths_that_are_no_folder(tmp_path):
     with pytest.raises(ValueError, match="folder: got .*file, a file; want a folder"):
         MODEL.save_pretrained(tmp_path / "file")
     for use in (MODEL.save_pretrained, LanguageModel.from_pretrained):
-        with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
+        with pytest.raises(ValueError, match="folder: got None; want a path"):
             use(None)
         with pytest.raises(ValueError, match="folder: got ''; want a path; the current folder is '.'"):
             use("")

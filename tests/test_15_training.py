@@ -1194,8 +1194,8 @@ def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(folder=""), "folder: got ''; want None or a path"),
-        (dict(folder=3), "folder: got 3; want None or a path"),
+        (dict(folder=""), "folder: got ''; want None or a path; the current folder is '.'"),
+        (dict(folder=3), "folder: got 3; want None or a path; the current folder is '.'"),
         (dict(corpus="docs"), "corpus: got 'docs'; want a Corpus, or anything with tokens as train and valid"),
         (dict(config={"steps": 3}), "config: got {'steps': 3}; want a TrainConfig"),
     ],
