@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
-           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'COLOURS', 'FETCH_RECORDS',
+           'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'COLOURS', 'FETCH_RECORDS',
            'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional',
            'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries', 'describe',
            'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask', 'check_tensors',
@@ -185,6 +185,10 @@ INTEGER: Rule = is_integer, "an integer"
 COUNT: Rule = is_count, "a positive integer"
 LENGTH = integer("an integer, 0 or more", lambda x: x >= 0)
 SEED = integer("an integer from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
+PATH: Rule = (
+    lambda x: isinstance(x, str | os.PathLike) and x != "",
+    "a path; the current folder is '.'",
+)
 FLAG = instance(bool, "True or False")
 STRING = instance(str, "a string")
 DICTIONARY = instance(dict, "a dictionary")
@@ -582,12 +586,14 @@ def _provenance() -> dict[str, object]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and move it there when it is whole; an error
-    names the file, which that of a full disk does not."""
+    """Write a file beside its place, flush it to disk, and move it there when it is
+    whole; an error names the file, which that of a full disk does not."""
     # A name of its own, as another process may write the same file.
     draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
     try:
         draft.write_bytes(content)
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
         why = error.strerror or str(error)

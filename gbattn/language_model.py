@@ -10,8 +10,6 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 import hashlib
 import json
 import math
-import os
-import uuid
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +32,7 @@ from gbattn.conventions import (
     FLAG,
     INTEGER,
     NOT_NEGATIVE,
+    PATH,
     POSITIVE,
     PROBABILITY,
     check,
@@ -50,6 +49,7 @@ from gbattn.conventions import (
     optional,
     read_json,
     require,
+    write_atomic,
 )
 from .cost import Cost, attention_cost, linear_cost
 
@@ -820,8 +820,8 @@ class LanguageModel(nn.Module):
         check_packages("train", "safetensors")
         from safetensors.torch import save
 
-        folder = _as_path(folder)
-        check_folder("folder", folder)
+        check(folder=(folder, PATH))
+        check_folder("folder", folder := Path(folder))
         weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
         plan = type(self)(self.config, device="meta")
         _check_weights("model", weights, plan, "as its config says")
@@ -838,19 +838,8 @@ class LanguageModel(nn.Module):
         # In one entry: safetensors writes several in another order each time.
         metadata = {"gbattn": json.dumps(facts, sort_keys=True)}
         readable = json.dumps({"format": _FORMAT} | config, indent=1)
-        for name, content in (
-            ("model.safetensors", save(weights, metadata=metadata)),
-            ("config.json", readable.encode() + b"\n"),
-        ):
-            draft = folder / f"{name}.draft-{uuid.uuid4().hex[:8]}"
-            try:
-                with draft.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(folder / name)
-            finally:
-                draft.unlink(missing_ok=True)
+        write_atomic(folder / "model.safetensors", save(weights, metadata=metadata))
+        write_atomic(folder / "config.json", readable.encode() + b"\n")
 
     @classmethod
     def from_pretrained(
@@ -870,7 +859,8 @@ class LanguageModel(nn.Module):
         device, dtype : optional
             Of the weights; by default the CPU, and the dtype in the file.
         """
-        folder = _as_path(folder)
+        check(folder=(folder, PATH))
+        folder = Path(folder)
         _device_of_weights(device, dtype)
         config, weights = _read_files(folder)
         model = cls(config, device="meta")
@@ -996,13 +986,6 @@ def _checksum(weights: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _as_path(folder: str | Path) -> Path:
-    kind = type(folder).__name__
-    require(isinstance(folder, str | Path), "folder", kind, "a path")
-    require(folder != "", "folder", "''", "a path; the current folder is '.'")
-    return Path(folder)
 
 
 def _check_weights(

@@ -1269,7 +1269,7 @@ def test_paths_that_are_no_folder(tmp_path):
     with pytest.raises(ValueError, match="folder: got .*file, a file; want a folder"):
         MODEL.save_pretrained(tmp_path / "file")
     for use in (MODEL.save_pretrained, LanguageModel.from_pretrained):
-        with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
+        with pytest.raises(ValueError, match="folder: got None; want a path"):
             use(None)
         with pytest.raises(ValueError, match="folder: got ''; want a path; the current folder is '.'"):
             use("")
@@ -1473,7 +1473,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_model(saved, monkeypatch):
     def full_disk(number):
         raise OSError("no space left")
 
-    monkeypatch.setattr(language_model.os, "fsync", full_disk)
+    monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(OSError):
         LanguageModel(config_of("boosted"), seed=9).save_pretrained(saved)
     monkeypatch.undo()
