@@ -284,13 +284,13 @@ def check_tensor(
         comma = "," if len(letters) == 1 else ""
         want = "a tensor" if letters == ["…"] else f"({', '.join(letters)}{comma})"
         require(False, name, got, f"{want}{bounds}{of}")
+    if device is not None and x.device != device:
+        require(False, name, f"device {x.device}", f"{device}{of}")
     if dtype is not None:
         rule = isinstance(dtype, tuple)
         holds, want = dtype if rule else (lambda found: found == dtype, dtype)
         if not holds(x.dtype):
             require(False, name, f"dtype {x.dtype}", f"{want}{of}")
-    if device is not None and x.device != device:
-        require(False, name, f"device {x.device}", f"{device}{of}")
 
 
 def check_fields(owner: object, rules: dict[str, Rule]) -> None:

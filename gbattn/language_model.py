@@ -25,11 +25,13 @@ from gbattn.attention import (
     compute_dtype,
     padding_mask,
 )
-from .blocks import Block, check_features, make_normalizer
+from .blocks import Block, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
     COUNT,
     FLAG,
+    FLOATING,
+    INDEX,
     INTEGER,
     NOT_NEGATIVE,
     PATH,
@@ -39,9 +41,11 @@ from gbattn.conventions import (
     check_fields,
     check_folder,
     check_packages,
+    check_tensor,
     describe,
     eval_mode,
     instance,
+    integer,
     is_count,
     is_integer,
     number,
@@ -84,20 +88,7 @@ def _embed(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tenso
         raise
 
 
-def _is_tokens(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > 0
-
-
 _REDUCTION = one_of("mean", "sum")
-_TOKENS = _is_tokens, "integers (B, T) with T ≥ 1"
-_INTEGERS = (
-    lambda x: x.dtype in (torch.int32, torch.int64),
-    "torch.int64 or torch.int32",
-)
-
-
-def _check_reduction(reduction: str) -> None:
-    check(reduction=(reduction, _REDUCTION))
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 def next_token_loss(
@@ -133,30 +124,16 @@ def next_token_loss(
     way, so the logits never exist: one backward pass, no second derivatives, no
     ``torch.func.grad``, and no forward mode in compiled code. Source: chapter 13.
     """
-    for name, x in (("h", h), ("weight", weight), ("targets", targets)):
-        tensor = isinstance(x, torch.Tensor)
-        require(tensor, name, type(x).__name__, "a torch.Tensor")
-    if not (
-        h.ndim == weight.ndim == 2
-        and targets.ndim == 1
-        and h.shape[0] == targets.shape[0]
-        and h.shape[1] == weight.shape[1]
-    ):
-        got = [tuple(x.shape) for x in (h, weight, targets)]
-        want = "shapes (N, D), (V, D) and (N,)"
-        require(False, "h, weight, targets", f"shapes {got}", want)
-    for name, x in (("weight", weight), ("targets", targets)):
-        got, want = f"device {x.device}", f"{h.device}, as h"
-        require(x.device == h.device, name, got, want)
-    floating = h.is_floating_point()
-    require(floating, "h", f"dtype {h.dtype}", "a floating dtype")
+    check_tensor("h", h, "N D", dtype=FLOATING)
+    (N, D), like = h.shape, dict(device=h.device, of="h")
     dtype = compute_dtype(h.device, h.dtype)
-    same = weight.is_floating_point()
-    same = same and compute_dtype(h.device, weight.dtype) == dtype
-    require(same, "weight", f"dtype {weight.dtype}", f"{h.dtype}, as h")
-    long = targets.dtype == torch.int64
-    require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
-    _check_reduction(reduction)
+    same = (
+        lambda d: d.is_floating_point and compute_dtype(h.device, d) == dtype,
+        h.dtype,
+    )
+    check_tensor("weight", weight, "V D", D=D, dtype=same, **like)
+    check_tensor("targets", targets, "N", N=N, dtype=torch.int64, **like)
+    check(reduction=(reduction, _REDUCTION))
     try:
         return _next_token_loss(h, weight, targets, reduction, dtype)
     except (IndexError, RuntimeError):
@@ -389,10 +366,6 @@ def _as_json(name: str, options: dict) -> str:
 
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 #| code-fold: true
-def _check_seed(seed: int) -> None:
-    check(seed=(seed, INTEGER))
-
-
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -513,7 +486,7 @@ class LanguageModel(nn.Module):
             its weight. An attention layer of your own draws what is neither in a
             linear map nor in a table from a generator with a seed for its name.
         """
-        _check_seed(seed)
+        check(seed=(seed, INTEGER))
         layers = [block.attention for block in self.blocks]
         for name, module in self.named_modules():
             if isinstance(module, Gate):
@@ -550,11 +523,13 @@ class LanguageModel(nn.Module):
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return the logits (…, V) of a residual stream h (…, D)."""
-        check_features("h", h, self.config.d_model)
-        self._check_device("h", h)
-        dtypes = [compute_dtype(h.device, x.dtype) for x in (h, self.head_weight)]
-        want = f"{self.head_weight.dtype}, as the model"
-        require(dtypes[0] == dtypes[1], "h", f"dtype {h.dtype}", want)
+        weight = self.head_weight
+        multiplied = lambda dtype: compute_dtype(weight.device, dtype)
+        same = (
+            lambda dtype: multiplied(dtype) == multiplied(weight.dtype),
+            weight.dtype,
+        )
+        self._check_tensor("h", h, "… D", D=self.config.d_model, dtype=same)
         return nnf.linear(self.final_norm(h), self.head_weight)
 
     def forward(
@@ -594,16 +569,18 @@ class LanguageModel(nn.Module):
             Logits, shape (B, T, V), or (B, logits_to_keep, V); or the loss in nats,
             one number, float32 at least. Token ids are checked on a CPU only.
         """
-        self._check_tokens("tokens", tokens)
-        _check_reduction(reduction)
+        self._check_tensor("tokens", tokens, "B T", dtype=INDEX, positive="T")
+        B, T = tokens.shape
+        check(reduction=(reduction, _REDUCTION))
         if targets is not None:  # all checks are before the first change of a cache
-            self._check_targets(targets, tokens)
+            sizes = dict(B=B, T=T, dtype=torch.int64)
+            self._check_tensor("targets", targets, "B T", **sizes)
             if cache is not None:
                 _check_numbers("targets", targets, self.config.vocab_size, -100)
         if logits_to_keep is not None:
             fits = targets is None and is_count(logits_to_keep)
-            if not (fits and logits_to_keep <= tokens.shape[1]):
-                want = f"None or, without targets, 1 to {tokens.shape[1]}"
+            if not (fits and logits_to_keep <= T):
+                want = f"None or, without targets, 1 to {T}"
                 require(False, "logits_to_keep", repr(logits_to_keep), want)
         h = self._stream(tokens, mask, positions, cache)
         if logits_to_keep is not None:
@@ -615,20 +592,11 @@ class LanguageModel(nn.Module):
             h, self.head_weight, targets.flatten(), reduction=reduction
         )
 
-    def _check_tokens(self, name: str, tokens) -> None:
-        for rule in (_TOKENS, _INTEGERS):
-            check(**{name: (tokens, rule)})
-        self._check_device(name, tokens)
-
-    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
-        here, there = self.token_embedding.weight.device, tensor.device
-        require(there == here, name, f"device {there}", f"{here}, as the model")
-
-    def _check_targets(self, targets, tokens) -> None:
-        if getattr(targets, "shape", None) != tokens.shape:
-            want = f"shape {tuple(tokens.shape)}, as tokens"
-            require(False, "targets", describe(targets), want)
-        self._check_device("targets", targets)
+    def _check_tensor(
+        self, name: str, x: torch.Tensor, shape: str, **options
+    ) -> None:
+        device = self.token_embedding.weight.device
+        check_tensor(name, x, shape, device=device, of="the model", **options)
 
     def _stream(self, tokens, mask, positions, cache) -> torch.Tensor:
         """The residual stream after the last block, (B, T, D)."""
@@ -672,8 +640,7 @@ class LanguageModel(nn.Module):
         if tuple(getattr(positions, "shape", ())) not in ((T,), (B, T)):
             want = f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
             require(False, "positions", describe(positions), want)
-        check(positions=(positions, _INTEGERS))
-        self._check_device("positions", positions)
+        self._check_tensor("positions", positions, "…", dtype=INDEX)
         return _embed(self.position_embedding, "positions", positions)
 
     def make_caches(
@@ -774,17 +741,19 @@ class LanguageModel(nn.Module):
         return tokens
 
     def _check_generate(self, prompt, max_new_tokens, lengths, cache, end) -> None:
-        self._check_tokens("prompt", prompt)
+        self._check_tensor("prompt", prompt, "B T", dtype=INDEX, positive="T")
         _check_numbers("prompt", prompt, self.config.vocab_size)
-        check(max_new_tokens=(max_new_tokens, COUNT), cache=(cache, FLAG))
         (B, T), room = prompt.shape, self.config.max_length
+        top = self.config.vocab_size - 1
+        token = integer(f"a token from 0 to {top}", lambda x: 0 <= x <= top)
+        check(
+            max_new_tokens=(max_new_tokens, COUNT),
+            cache=(cache, FLAG),
+            end=(end, optional(token)),
+        )
         if lengths is not None:
-            if isinstance(lengths, torch.Tensor):
-                self._check_device("lengths", lengths)
+            self._check_tensor("lengths", lengths, "B", B=B)
             padding_mask(lengths, T, side="left")
-            require(
-                len(lengths) == B, "lengths", describe(lengths), f"shape ({B},)"
-            )
             positive = bool((lengths > 0).all())
             require(positive, "lengths", lengths.tolist(), "one real token or more")
         longest = T if lengths is None else int(lengths.max()) if B else 0
@@ -792,10 +761,6 @@ class LanguageModel(nn.Module):
         want = f"at most max_length = {room}, as positions are learned"
         got = f"{longest} tokens and {max_new_tokens} more"
         require(fits, "max_new_tokens", got, want)
-        if end is not None:
-            whole = is_integer(end) and 0 <= end < self.config.vocab_size
-            want = f"None or a token from 0 to {self.config.vocab_size - 1}"
-            require(whole, "end", repr(end), want)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``.
@@ -915,12 +880,7 @@ def next_token_probabilities(
     Source: chapter 13; Holtzman et al. (2020) for ``top_p``.
     """
     _check_sampling(temperature, top_k, top_p)
-    fits = isinstance(logits, torch.Tensor) and logits.ndim > 0
-    if not (fits and logits.shape[-1] > 0):
-        want = "numbers of shape (…, V) with V ≥ 1"
-        require(False, "logits", describe(logits), want)
-    floating = logits.is_floating_point()
-    require(floating, "logits", f"dtype {logits.dtype}", "a floating dtype")
+    check_tensor("logits", logits, "… V", positive="V", dtype=FLOATING)
     logits = logits.to(at_least_float32(logits.dtype))
     V = logits.shape[-1]
     if temperature == 0:
@@ -959,7 +919,7 @@ def _uniform(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
     wide = torch.float32 if device.type == "mps" else torch.float64
     drawn = torch.empty(B, steps, dtype=wide, device="cpu")
     for row, (own, b) in zip(drawn, seeds):
-        _check_seed(own)
+        check(seed=(own, INTEGER))
         generator = torch.Generator().manual_seed(_seed_of(own, f"sequence {b}"))
         row.copy_(torch.rand(steps, generator=generator, dtype=wide, device="cpu"))
     return drawn.to(device)
