@@ -1300,7 +1300,7 @@ class RunFolder:
 
     @property
     def step(self) -> int:
-        """Updates that are saved: of the newest checkpoint, else of a finished run."""
+        """The number of saved updates, of the newest checkpoint, else of a finished run."""
         if found := checkpoints(self.checkpoints):
             return max(found)
         history = self.history()
