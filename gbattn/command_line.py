@@ -1153,7 +1153,7 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
-    from gbattn.conventions import is_count, is_integer
+    from gbattn.conventions import experiment_folder, is_count, is_integer
     from gbattn.experiments import EXPERIMENTS, check_writable, run
 
     _require(is_count(workers), "workers", workers, "a positive integer")
@@ -1181,7 +1181,7 @@ def run_experiment(
     try:
         records = run(experiment, workers=workers, shard=shard, **places)
     except (KeyboardInterrupt, SystemExit) as stop:
-        end = f"what is finished is in {folder / experiment.name}; the same command goes on from "
+        end = f"what is finished is in {experiment_folder(experiment.name, folder)}; the same command goes on from "
         end += "there, an unfinished run from its last checkpoint"
         raise _stopped(stop, end) from None
     return {"folder": str(folder), "experiments": [_standing(experiment, records)]}
@@ -1211,7 +1211,7 @@ def _say_run(result: dict) -> str:
 def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
     """The records of an experiment that are compared, the arms whose rate lies at an
     edge, and how many runs are in."""
-    from gbattn.conventions import FETCH_RECORDS
+    from gbattn.conventions import FETCH_RECORDS, experiment_folder
     from gbattn.experiments import best_rates, rates_at_edge, records_of
 
     experiment, rate = _named(argument, name), "learning_rate"
@@ -1223,7 +1223,7 @@ def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
         "one in which an arm varies by its seed and its learning rate alone",
     )
     untuned, records = set(), []
-    if (folder / experiment.name).is_dir():
+    if experiment_folder(experiment.name, folder).is_dir():
         with _renamed(rates_from=name):  # says which sweep is not finished
             untuned = experiment.untuned(folder)
         records = records_of(experiment, folder)

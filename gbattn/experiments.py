@@ -33,11 +33,13 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from gbattn.conventions import (
+    CHAPTERS,
     COLOURS,
     FETCH_RECORDS,
     Record,
     check_flag,
     check_packages,
+    experiment_folder,
     is_count,
     is_integer,
     is_number,
@@ -1132,9 +1134,17 @@ def _read(path: Path, one: Run, text: str | None = None) -> Record:
     return record
 
 
+def _folder_of(experiment: str, folder: Path) -> Path:
+    """The folder of an experiment's records; one of the catalogue begins in the book's
+    folder of records in the chapter of results."""
+    found, chapter = experiment_folder(experiment, folder), folder / "18_perplexity"
+    new = experiment in EXPERIMENTS and not found.is_dir() and chapter.is_dir()
+    return chapter / experiment if new else found
+
+
 def _finished(one: Run, folder: Path, text: str | None = None) -> Record | None:
     """The record of a run, if it is in."""
-    path = folder / one.experiment / f"{one.name}.json"
+    path = _folder_of(one.experiment, folder) / f"{one.name}.json"
     if not path.is_file():
         return None
     record = _read(path, one, text)
@@ -1148,7 +1158,8 @@ def _finished(one: Run, folder: Path, text: str | None = None) -> Record | None:
 def _from_elsewhere(one: Run, folder: Path, text: str) -> Record | None:
     """The record of the same run on the same text in another experiment, under the
     name of this one."""
-    for path in sorted(folder.glob(f"*/*-{one.id}.json")):
+    name = f"*/*-{one.id}.json"
+    for path in sorted((*folder.glob(name), *folder.glob(f"{CHAPTERS}/{name}"))):
         record = _read(path, one)
         if record.settings["text"]["fingerprint"] != text:
             continue  # its folder has other files since
@@ -1172,7 +1183,7 @@ def records_of(
     experiment = find_experiment(experiment)
     _check_paths(folder=folder)
     folder, sweep = Path(folder or results_folder()), experiment.rates_from
-    if not (folder / experiment.name).is_dir():
+    if not _folder_of(experiment.name, folder).is_dir():
         return []
     if sweep and len(records_of(sweep, folder)) < sweep.planned:
         return []
@@ -1236,7 +1247,7 @@ def _work(
                         record = _perform(one, place, corpora, progress)
                         provenance = record.provenance | _provenance(one.experiment)
                         record = replace(record, provenance=provenance)
-                    record.save(one.name, folder)
+                    record.save(one.name, _folder_of(one.experiment, folder).parent)
                     shutil.rmtree(place / "checkpoints", ignore_errors=True)
                 except Timeout:
                     continue
@@ -1329,9 +1340,10 @@ def _swept(experiment: "Experiment") -> list["Run"]:
     return sweep.runs() if sweep and alike(sweep) == alike(experiment) else []
 
 
-def check_writable(argument: str, folder: Path, *below: str) -> None:
-    """Make a folder and one below it; refuse one that cannot be written to."""
-    inner = folder.joinpath(*below)
+def check_writable(argument: str, folder: Path, experiment: str = "") -> None:
+    """Make a folder, and that of an experiment's records in it; refuse one that cannot
+    be written to."""
+    inner = _folder_of(experiment, folder) if experiment else folder
     try:
         inner.mkdir(parents=True, exist_ok=True)
         why = "" if os.access(inner, os.W_OK) else "Permission denied"
@@ -1398,7 +1410,7 @@ def run(
     )
     corpora = None if corpora is None else str(corpora)
     runs = experiment.tuned(folder).shard(*shard)
-    here = folder / experiment.name
+    here = _folder_of(experiment.name, folder)
     left = [one for one in runs if not (here / f"{one.name}.json").is_file()]
     _load.cache_clear()  # the files may be others than at the last call
     if not left:

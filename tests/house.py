@@ -204,6 +204,21 @@ def identifiers_are_words_of_the_field(root):
     return found
 
 
+def records_are_in_the_room_of_their_chapter(root):
+    """An experiment is found by its name alone, so no two have the same."""
+    chapters = {path.stem for path in notebooks(root) if is_chapter(path)}
+    found, room_of = [], {}
+    for path in sorted((root / "results").rglob("*.json")):
+        chapter, *below = path.relative_to(root / "results").parts
+        if not below and path.name == "reported.json":
+            continue
+        if chapter not in chapters or len(below) != 2:
+            found.append(f"{path.relative_to(root)} is not in results/NN_chapter/experiment/: move it there.")
+        elif room_of.setdefault(below[0], chapter) != chapter:
+            found.append(f"results/{chapter}/{below[0]} has the name of one in {room_of[below[0]]}: rename one of them.")
+    return list(dict.fromkeys(found))
+
+
 class ExportError(Exception):
     """nbdev could not write the library."""
 

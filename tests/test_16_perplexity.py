@@ -592,6 +592,20 @@ def test_another_experiment_takes_over_the_same_run(finished, corpora, monkeypat
     assert [(r.experiment, r.settings["arm"], r.settings["planned"]) for r in found] == [("other", "plain", 2)] * 2
 
 
+def test_an_experiment_of_the_book_begins_in_the_chapter_of_results(finished, corpora, tmp_path, monkeypatch):
+    """And its runs are found there by others."""
+    place, records = finished
+    monkeypatch.setitem(experiments.EXPERIMENTS.data, "tiny", TINY)
+    chapter = tmp_path / "results" / "18_perplexity"
+    chapter.mkdir(parents=True)
+    shutil.copytree(place / "work", tmp_path / "work")
+    assert len(go(corpora, tmp_path)) == 4
+    assert [path.name for path in chapter.iterdir()] == ["tiny"]
+    monkeypatch.setattr(experiments, "_perform", None)
+    own = go(corpora, tmp_path, replace(TINY, name="own"))
+    assert untimed(own) == untimed(records) and (tmp_path / "results" / "own").is_dir()
+
+
 def test_a_changed_default_is_found_out(finished, corpora):
     place, records = finished
     path = next((place / "results" / "tiny").glob("standard-seed1*"))
