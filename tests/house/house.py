@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import nbformat
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "_ext"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 from nbdev_pages import split_cell, tags_of, test_flags
 
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
@@ -215,7 +215,9 @@ def records_are_in_the_room_of_their_chapter(root):
         if chapter not in chapters or len(below) != 2:
             found.append(f"{path.relative_to(root)} is not in results/NN_chapter/experiment/: move it there.")
         elif room_of.setdefault(below[0], chapter) != chapter:
-            found.append(f"results/{chapter}/{below[0]} has the name of one in {room_of[below[0]]}: rename one of them.")
+            found.append(
+                f"results/{chapter}/{below[0]} has the name of one in {room_of[below[0]]}: rename one of them."
+            )
     return list(dict.fromkeys(found))
 
 
@@ -300,11 +302,11 @@ def notebooks_say_their_precision(root):
 
 def claim_tests(root):
     """The tests that `claim` makes: (file, name, the keywords it was given)."""
-    for path in sorted((root / "tests").glob("*.py")):
+    for path in sorted((root / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
             for call in getattr(node, "decorator_list", ()):
                 if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "claim":
-                    yield f"tests/{path.name}", node.name, {keyword.arg for keyword in call.keywords}
+                    yield path.relative_to(root).as_posix(), node.name, {keyword.arg for keyword in call.keywords}
 
 
 def every_claim_has_a_check_and_a_mutant(root):

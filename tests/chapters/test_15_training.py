@@ -47,7 +47,7 @@ RANDOM = np.random.RandomState(0)
 TOKENS = RANDOM.randint(0, V, 1001)
 TOKENS[1::2] = (TOKENS[:-1:2] * 3 + 1) % V  # every other token can be learned
 CORPUS = SimpleNamespace(train=TOKENS[:801], valid=TOKENS[801:])
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 class Toy(nn.Module):
