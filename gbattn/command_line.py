@@ -1211,8 +1211,9 @@ def _say_run(result: dict) -> str:
 def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
     """The records of an experiment that are compared, the arms whose rate lies at an
     edge, and how many runs are in."""
+    from gbattn.comparison import best_rates, rates_at_edge
     from gbattn.conventions import FETCH_RECORDS, experiment_folder
-    from gbattn.experiments import best_rates, rates_at_edge, records_of
+    from gbattn.experiments import records_of
 
     experiment, rate = _named(argument, name), "learning_rate"
     others = " and ".join(sorted(set(experiment.grid) - {rate}))
@@ -1277,7 +1278,7 @@ def compare_arms(
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
         is a checkout of it, or results here.
     """
-    from gbattn.experiments import compare
+    from gbattn.comparison import compare
 
     good = isinstance(beside, tuple | list)
     _require(good, "beside", repr(beside), "a tuple of names")

@@ -43,7 +43,7 @@ WORDS_OF_THE_FIELD = {
     "remember remembered": "append_kv, cache_shapes",
 }
 # Their words and imports are still to be changed.
-UNFINISHED = ("training", "experiments", "command_line")
+UNFINISHED = ("training", "command_line")
 
 
 # ---- Reading the book ----
@@ -410,6 +410,7 @@ LAWS = [
     imports_point_backwards,
     imports_are_public,
     identifiers_are_words_of_the_field,
+    records_are_in_the_room_of_their_chapter,
     library_is_what_the_notebooks_export,
     notebooks_carry_no_outputs,
     notebooks_start_with_the_colab_cell,
