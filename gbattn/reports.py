@@ -141,12 +141,13 @@ class Report:
     ----------
     folder : Path, optional
         The folder of records; `gbattn.conventions.results_folder` by default.
-    experiments : dict
+    experiments : dict, optional
         The experiments by their names; those of the book by default.
     """
 
-    def __init__(self, folder: Path | None = None, experiments=EXPERIMENTS):
-        self.folder, self.experiments = folder, experiments
+    def __init__(self, folder: Path | None = None, experiments: dict | None = None):
+        self.folder = folder
+        self.experiments = EXPERIMENTS if experiments is None else experiments
         self.drawn: dict[tuple[str, ...], Row | None] = {}
         self._records: dict[str, list[Record]] = {}
         self._untuned: dict[str, set[str]] = {}
