@@ -7,6 +7,10 @@ READY := .venv/.installed
 # The oldest torch that is allowed is said once, in pyproject.toml.
 OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([^"]*\)".*/torch==\1/p' pyproject.toml)
 
+# uv needs a fraction of pip's time. Pip would compile all that it installs: what is imported is compiled then.
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --no-compile)
+
 define CHECK_PYTHON
 @command -v "$(PYTHON)" >/dev/null || { \
 	echo 'gbattn needs Python 3.11, 3.12 or 3.13, and there is no "$(PYTHON)" here:' \
@@ -28,7 +32,7 @@ test: $(READY) chromium ## check everything: style, laws of the house, notebooks
 	$(BIN)/ruff check
 	$(BIN)/pytest -q tests/house/test_house.py
 	@$(BIN)/python tools/build_book.py
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile # a file's tests share what they prepare
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=nbs
@@ -75,7 +79,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo 'Installing the tested set into .venv: this takes a few minutes, once.'
 	@rm -f $@
 	"$(PYTHON)" -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(INSTALL) --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # Where it cannot be had, the browser tests say so: skipped on a reader's machine, failed in CI.

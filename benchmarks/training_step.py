@@ -26,7 +26,7 @@ from torch import nn
 
 from gbattn.attention import merge_heads, split_heads
 from gbattn.conventions import Record
-from gbattn.cost import count_flops
+from gbattn.cost import count_flops, count_kernels
 from gbattn.experiments import EXPERIMENTS
 from gbattn.language_model import LanguageModel, ModelConfig, model_cost, next_token_loss
 from gbattn.training import TrainConfig, _parts, _read, _Run, _update, decay_groups, step_seed
@@ -343,11 +343,13 @@ def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
 
 
 def with_peaks(calls: dict[str, Callable], options: argparse.Namespace) -> dict[str, dict]:
-    """Call each once, which is not timed, and once more for the memory that it needs."""
+    """Call each once, which is not timed, then for the memory that it needs and, if it is not compiled, its kernels."""
     found = {}
     for name, call in calls.items():
         call()
         found[name] = {"peak_bytes": peak_bytes(call, options.device)}
+        if "compiled" not in name:
+            found[name]["kernels"] = count_kernels(call)
     return found
 
 
@@ -399,14 +401,14 @@ def save(experiment: str, name: str, settings: dict, numbers: dict, options: arg
 
 def show_heads(name: str, precision: str) -> None:
     print(f"\n{name} {SHAPES[name]}, precision {precision}: milliseconds, tokens a second, megabytes at the highest,")
-    print("times the plain step, times the products alone, times the standard step and what its products predict")
+    print("kernels, times the plain step, the products alone, the standard step, and what its products predict")
 
 
 def show(arm: str, found: dict[str, dict]) -> None:
     """Print a row for each method of an arm."""
     for method, numbers in found.items():
         row = f"{method:30}{1e3 * numbers['median_seconds']:10.1f}{numbers['tokens_per_second']:12,.0f}"
-        row += f"{numbers['peak_bytes'] / 1e6:9.0f}"
+        row += f"{numbers['peak_bytes'] / 1e6:9.0f}{numbers.get('kernels', ''):9}"
         for field in ("over_plain", "over_products", "over_standard", "predicted_ratio"):
             row += f"{numbers[field]:9.3f}" if field in numbers else " " * 9
         print(row.rstrip(), flush=True)

@@ -21,31 +21,31 @@ from gbattn.attention import (
     KeyValueCache,
     at_least_float32,
     check_options,
-    check_probability,
     check_tokens,
     make_attention,
     make_projection,
     reset_projection,
 )
-from .conventions import check_flag, is_count, is_number, require
+from gbattn.conventions import (
+    COUNT,
+    DICTIONARY,
+    FLAG,
+    FLOATING,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    check,
+    check_flag,
+    check_tensor,
+    one_of,
+    optional,
+    require,
+)
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
-def _choice(argument: str, chosen: object, known: dict[str, object]):
-    """The value of a known name."""
-    good = isinstance(chosen, str) and chosen in known
-    require(good, argument, repr(chosen), f"one of {', '.join(known)}")
-    return known[chosen]
-
-
-def check_features(name: str, x: torch.Tensor, d_model: int | None = None) -> None:
-    """Require floating numbers (…, D), of a width D if that is given."""
-    fits = isinstance(x, torch.Tensor) and x.ndim > 0 and x.is_floating_point()
-    fits = fits and (d_model is None or x.shape[-1] == d_model)
-    if not fits:
-        tensor = isinstance(x, torch.Tensor)
-        got = f"{x.dtype} of shape {tuple(x.shape)}" if tensor else type(x).__name__
-        width = "" if d_model is None else f" with D = {d_model}"
-        require(False, name, got, f"floating numbers of shape (…, D){width}")
+def check_features(name: str, x: torch.Tensor, d_model: int) -> None:
+    """Require floating numbers (…, D)."""
+    check_tensor(name, x, "… D", D=d_model, dtype=FLOATING)
 
 # %% ../nbs/11_blocks.ipynb #0cdddbd1
 class _Pointwise(nn.Module):
@@ -61,9 +61,7 @@ class _Pointwise(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        require(is_count(d_model), "d_model", d_model, "a positive integer")
-        good = is_number(alpha) and alpha > 0
-        require(good, "alpha", alpha, "a positive number")
+        check(d_model=(d_model, COUNT), alpha=(alpha, POSITIVE))
         super().__init__()
         factory_kwargs = dict(device=device, dtype=dtype)
         self.start = float(alpha)
@@ -146,12 +144,11 @@ def make_normalizer(name: str, d_model: int, **factory_kwargs) -> nn.Module:
     -----
     Source: chapter 11.
     """
-    make = _choice("normalizer", name, NORMALIZERS)
-    require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
+    check(normalizer=(name, one_of(*NORMALIZERS)), d_model=(d_model, COUNT))
     flags = {"bias", "elementwise_affine"}  # for which torch takes any string
     for flag in flags & factory_kwargs.keys():
         check_flag(flag, factory_kwargs[flag])
-    return make(d_model, **factory_kwargs)
+    return NORMALIZERS[name](d_model, **factory_kwargs)
 
 # %% ../nbs/11_blocks.ipynb #9f7eb663
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -198,15 +195,17 @@ class FeedForward(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        require(is_count(d_model), "d_model", d_model, "a positive integer")
+        check(
+            d_model=(d_model, COUNT),
+            kind=(kind, one_of(*_ACTIVATIONS)),
+            d_hidden=(d_hidden, optional(COUNT)),
+            bias=(bias, FLAG),
+            dropout=(dropout, PROBABILITY),
+        )
         d_model = int(d_model)  # NumPy's overflow, and do not compile
-        activation = _choice("kind", kind, _ACTIVATIONS)
-        gated = kind == "swiglu"
+        activation, gated = _ACTIVATIONS[kind], kind == "swiglu"
         if d_hidden is None:
             d_hidden = -(-d_model // 3) * 8 if gated else 4 * d_model
-        require(is_count(d_hidden), "d_hidden", d_hidden, "a positive integer")
-        check_flag("bias", bias)
-        check_probability("dropout", dropout)
         super().__init__()
         factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
         self.kind, self.activation, self.dropout = kind, activation, float(dropout)
@@ -331,25 +330,24 @@ class Block(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        require(is_count(d_model), "d_model", repr(d_model), "a positive integer")
-        place = _choice("norm", norm, PLACEMENTS)
-        _choice("normalizer", normalizer, NORMALIZERS)
-        _choice("ffn", ffn, _ACTIVATIONS)
-        _choice("attention", attention, LAYERS)
-        good = d_ffn is None or is_count(d_ffn)
-        require(good, "d_ffn", d_ffn, "a positive integer or None")
-        options = {} if attention_options is None else attention_options
-        got = type(options).__name__
-        good = isinstance(options, dict)
-        require(good, "attention_options", got, "a dict or None")
+        check(
+            d_model=(d_model, COUNT),
+            norm=(norm, one_of(*PLACEMENTS)),
+            normalizer=(normalizer, one_of(*NORMALIZERS)),
+            ffn=(ffn, one_of(*_ACTIVATIONS)),
+            attention=(attention, one_of(*LAYERS)),
+            d_ffn=(d_ffn, optional(COUNT)),
+            attention_options=(attention_options, optional(DICTIONARY)),
+            bias=(bias, FLAG),
+            dropout=(dropout, PROBABILITY),
+        )
+        options = attention_options or {}
         check_options("attention_options", attention, options)
-        check_flag("bias", bias)
-        check_probability("dropout", dropout)
         super().__init__()
         d_model = int(d_model)
         where = dict(device=device, dtype=dtype)
         factory_kwargs = dict(bias=bias, **where)
-        self.d_model, self.norm, self.place = d_model, norm, place
+        self.d_model, self.norm, self.place = d_model, norm, PLACEMENTS[norm]
         self.dropout = float(dropout)
         normalize = lambda: (
             nn.Identity()
@@ -423,22 +421,12 @@ def _rows(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.dtype]:
     """The rows, in single precision at least, and the dtype of their Jacobian."""
-    check_features("x", x)
-    require(
-        x.shape[-1] > 0,
-        "x",
-        f"shape {tuple(x.shape)}",
-        "rows of at least one number",
-    )
+    check_tensor("x", x, "… d", positive="d", dtype=FLOATING)
+    check(eps=(eps, NOT_NEGATIVE))
     dtype = x.dtype
     if weight is not None:
-        check_features("weight", weight, x.shape[-1])
-        require(
-            weight.ndim == 1, "weight", f"{weight.ndim} dimensions", "shape (d,)"
-        )
+        check_tensor("weight", weight, "d", d=x.shape[-1], dtype=FLOATING, of="x")
         dtype = torch.promote_types(dtype, weight.dtype)
-    good = is_number(eps) and eps >= 0
-    require(good, "eps", eps, "a number ≥ 0")
     # As torch normalises: in half precision the square of 300 is infinite.
     return x.to(at_least_float32(x.dtype)), dtype
 

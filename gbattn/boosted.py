@@ -18,11 +18,22 @@ from gbattn.attention import (
     Round,
     Trace,
     at_least_float32,
-    check_shape,
     make_projection,
+    project,
     register,
 )
-from .conventions import check_flag, is_count, is_integer, require
+from gbattn.conventions import (
+    COUNT,
+    FLAG,
+    FLOATING,
+    Rule,
+    check,
+    check_tensor,
+    divisor_of,
+    is_integer,
+    one_of,
+    require,
+)
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
 def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
@@ -45,18 +56,16 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
     -----
     Source: chapter 8.
     """
-    fits = isinstance(F, torch.Tensor) and F.ndim == 3
-    check_shape(fits, "F", F, lambda: "(B, T, D)")
-    fits = isinstance(c, torch.Tensor) and c.shape == F.shape
-    check_shape(fits, "c", c, lambda: f"{tuple(F.shape)}, as F")
+    check_tensor("F", F, "B T D")
+    B, T, D = F.shape
+    check_tensor("c", c, "B T D", B=B, T=T, D=D, of="F")
     if g is None:
         return F + c
-    fits = isinstance(g, torch.Tensor) and g.shape[:-1] == F.shape[:-1]
-    fits = fits and g.shape[-1] > 0 and F.shape[-1] % g.shape[-1] == 0
-    check_shape(
-        fits, "g", g, lambda: f"(B, T, n), n a divisor of D = {F.shape[-1]}"
-    )
+    check_tensor("g", g, "B T n", B=B, T=T, positive="n", of="F")
     n = g.shape[-1]
+    if D % n:
+        want = f"(B, T, n), n a divisor of D = {D}"
+        require(False, "g", f"shape {tuple(g.shape)}", want)
     if n == F.shape[-1]:
         return torch.addcmul(F, g, c)
     F, c = (x.unflatten(-1, (n, -1)) for x in (F, c))  # (B, T, n, D/n)
@@ -116,12 +125,13 @@ class Correction(nn.Module):
         own_keys: bool,
         **factory_kwargs,
     ):
-        for name, size in (("d_model", d_model), ("kv_dim", kv_dim)):
-            require(is_count(size), name, repr(size), "a positive integer")
-        fits = is_integer(n_gates) and n_gates >= 0
-        fits = fits and (n_gates == 0 or d_model % n_gates == 0)
-        require(fits, "n_gates", repr(n_gates), f"0 or a divisor of D = {d_model}")
-        check_flag("own_keys", own_keys)
+        check(d_model=(d_model, COUNT), kv_dim=(kv_dim, COUNT))
+        divides, want = divisor_of("D", d_model)
+        none_or = lambda n: (is_integer(n) and n == 0) or divides(n)
+        check(
+            own_keys=(own_keys, FLAG),
+            n_gates=(n_gates, (none_or, lambda: f"0 or {want()}")),
+        )
         super().__init__()
         self.query = make_projection(d_model, d_model, **factory_kwargs)
         self.key = self.value = self.gate = None
@@ -157,10 +167,12 @@ class Correction(nn.Module):
             Its ``estimate`` is F + g ⊙ c; its ``gate`` has shape (B, T, n_gates).
         """
         r, k, v, g = x - F, None, None, None
-        q = self.query(r)
-        if self.key is not None:
-            source = r if source is None else source
-            k, v = self.key(source), self.value(source)
+        if self.key is None:
+            q = self.query(r)
+        elif source is None:
+            q, k, v = project(r, self.query, self.key, self.value)
+        else:
+            q, (k, v) = self.query(r), project(source, self.key, self.value)
         c, A = attention(q, k, v)
         if self.gate is not None:
             g = self.gate(torch.cat([F, c], dim=-1)).sigmoid()
@@ -211,13 +223,12 @@ class GradientBoostedAttention(MultiHeadAttention):
         dtype: torch.dtype | None = None,
         **options,
     ) -> None:
-        require(is_count(rounds), "rounds", rounds, "a positive integer")
-        known = kv_from in ("residual", "input", "shared")
-        require(known, "kv_from", repr(kv_from), "'residual', 'input' or 'shared'")
         gates = {"feature": d_model, "head": n_heads, "scalar": 1, "none": 0}
-        want = "'feature', 'head', 'scalar' or 'none'"
-        known = isinstance(gate, str) and gate in gates
-        require(known, "gate", repr(gate), want)
+        check(
+            rounds=(rounds, COUNT),
+            kv_from=(kv_from, one_of("residual", "input", "shared")),
+            gate=(gate, one_of(*gates)),
+        )
         factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
         super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
@@ -256,8 +267,8 @@ class GradientBoostedAttention(MultiHeadAttention):
         if self.corrections and self.kv_from == "residual":
             want = "None with kv_from='residual': a context has no residual"
             require(source is x, "context", "a context", want)
-        q = self.query_heads(inputs, self.query(x))
-        k, v = self.append_kv(inputs, self.key(source), self.value(source))
+        q, k, v = self.project_inputs(inputs)
+        q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
         F, A = self.attend_heads(inputs, q, k, v)
         self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
         source = None if self.kv_from == "residual" else source
@@ -301,9 +312,8 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     The scale of the loss does not matter. Source: Definition "Alignment" of chapter
     8.
     """
-    for name, x in (("correction", correction), ("gradient", gradient)):
-        fits = isinstance(x, torch.Tensor) and x.ndim > 0 and x.is_floating_point()
-        check_shape(fits, name, x, lambda: "floating numbers of shape (…, D)")
+    check_tensor("correction", correction, "… D", dtype=FLOATING)
+    check_tensor("gradient", gradient, "… D", dtype=FLOATING)
     got, want = tuple(gradient.shape), tuple(correction.shape)
     require(got == want, "gradient", f"shape {got}", f"{want}, as the correction")
     wide = torch.promote_types(correction.dtype, gradient.dtype)
@@ -316,6 +326,17 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return cosine.clamp(-1, 1)
 
 # %% ../nbs/08_boosted.ipynb #01adc26b
+_FUNCTION: Rule = callable, "a function without arguments"
+_EXPLAINS: Rule = (
+    lambda x: isinstance(x, nn.Module) and hasattr(x, "explain"),
+    "an attention layer with explain",
+)
+_DIFFERENTIABLE: Rule = (
+    lambda x: isinstance(x, torch.Tensor) and x.numel() == 1 and x.requires_grad,
+    "one number with a graph, so not under torch.no_grad()",
+)
+
+
 def functional_gradient(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor], round: int = 0
 ) -> tuple[torch.Tensor, Trace]:
@@ -344,10 +365,7 @@ def functional_gradient(
     The correction to compare it with is ``gate * correction`` of
     ``trace.rounds[round + 1]``. Source: chapter 8.
     """
-    explains = isinstance(layer, torch.nn.Module) and hasattr(layer, "explain")
-    got, want = type(layer).__name__, "an attention layer with explain"
-    require(explains, "layer", got, want)
-    require(callable(loss), "loss", repr(loss), "a function without arguments")
+    check(layer=(layer, _EXPLAINS), loss=(loss, _FUNCTION))
     stops = []
 
     def stop(module, args, kwargs, output):
@@ -368,9 +386,7 @@ def functional_gradient(
         handle.remove()
     got = f"{len(stops)} runs of the layer"
     require(len(stops) == 1, "loss", got, "one run of it")
-    good = isinstance(value, torch.Tensor) and value.numel() == 1
-    want = "one number with a graph, so not under torch.no_grad()"
-    require(good and value.requires_grad, "loss", "no such number", want)
+    check(loss=(value, _DIFFERENTIABLE))
     ((F, trace),) = stops
     (u,) = torch.autograd.grad(value, F, allow_unused=True)
     got, want = "a number that does not depend on the layer", "one that does"

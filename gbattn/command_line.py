@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gbattn.corpora import Corpus
     from gbattn.experiments import Experiment
     from gbattn.language_model import LanguageModel, ModelConfig
-    from gbattn.training import History, TrainConfig
+    from gbattn.training import TrainConfig
 
 # %% ../nbs/Z_command_line.ipynb #698538e9
 MODEL = dict(
@@ -50,7 +50,6 @@ TRAINING = dict(
 )
 
 # %% ../nbs/Z_command_line.ipynb #918e1def
-#| code-fold: true
 class Option(NamedTuple):
     """An option of a command: its ``name`` in Python, ``type``, ``default`` (the
     constant ``dataclasses.MISSING`` if there is none), what it is for (``help``),
@@ -61,30 +60,30 @@ class Option(NamedTuple):
     type: object
     default: object
     help: str
-    owner: str
-    word: bool
+    owner: str = ""
+    word: bool = False
 
     @property
     def typed(self) -> str:
         """The name as a terminal has it, ``--like-this``, or ``THIS`` for a word."""
-        return (
-            self.name.upper() if self.word else f"--{self.name.replace('_', '-')}"
-        )
+        return self.name.upper() if self.word else _dashed(self.name)
 
 
-def _described(docstring: str) -> dict[str, str]:
-    """What a numpydoc docstring says of each parameter, with its choices."""
-    text = inspect.cleandoc(docstring) + "\n\nEnd\n---\n"
-    section = re.search(r"^Parameters\n-+\n(.*?)\n\n\w+\n-+\n", text, re.S | re.M)
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+# %% ../nbs/Z_command_line.ipynb #791d79cc
+#| code-fold: true
+def _help_of(docstring: str) -> dict[str, str]:
+    """What a numpydoc docstring has on each parameter, with its choices."""
+    from docstring_parser import parse
+
     found = {}
-    entries = r"^(\w[\w, ]*) : ([^\n]*)\n((?:    [^\n]*(?:\n|\Z)|\n)+)"
-    for names, kind, body in re.findall(
-        entries, section[1] if section else "", re.M
-    ):
-        plain = re.sub(r"`+|\*(?=\w)", "", " ".join(body.split()))
-        if choices := re.findall('"(.+?)"', kind):
-            plain += f" One of {', '.join(choices)}."
-        found |= dict.fromkeys(names.split(", "), plain)
+    for entry in parse(docstring).params:
+        text = re.sub(r"`+|\*(?=\w)", "", " ".join(entry.description.split()))
+        choices = re.findall('"(.+?)"', entry.type_name)
+        text += f" One of {', '.join(choices)}." if choices else ""
+        found |= dict.fromkeys(entry.arg_name.split(", "), text)
     return found
 
 # %% ../nbs/Z_command_line.ipynb #ea83cf60
@@ -93,11 +92,11 @@ _CONFIGS = {
     "ModelConfig": ("gbattn.language_model", MODEL),
     "TrainConfig": ("gbattn.training", TRAINING),
 }
-# Where the docstring of a dataclass sends its reader elsewhere, or says less.
+# Where the docstring of a dataclass sends its reader elsewhere, or has less.
 _PLAINER = {
-    "vocab_size": "Token types that the tokenizer is to reach, and the model has; "
-    "of a folder that gbattn tokenize wrote, as many as it reached.",
-    "d_model": "Width of the stream.",
+    "vocab_size": "Vocabulary size that the tokenizer is to reach, and the model has; "
+    "of a folder that gbattn tokenize wrote, what it reached.",
+    "d_model": "Width of the residual stream.",
     "n_layers": "Blocks.",
     "n_heads": "Heads of each attention.",
     "norm": "Where a sublayer is normalised: pre, post or none.",
@@ -109,16 +108,26 @@ _PLAINER = {
     "'{\"rounds\": 3}': rounds, kv_from, gate, dropout and so on.",
     "overrides": "What differs in a layer, by its number from 0, as JSON, such as "
     '\'{"0": {"attention": "multi_head"}}\'.',
-    "evaluate_every": "Updates between two evaluations of the validation split; None "
-    "for one a pass over the text. The end is always evaluated.",
-    "steps": "How long to train, in updates; not together with epochs.",
-    "epochs": "How long to train, in visits to each token, instead of steps.",
     "seed": "Of the initial weights, of the order of the text, and of dropout.",
 }
 
-
+# %% ../nbs/Z_command_line.ipynb #4c26e47b
 def _config(name: str) -> type:
     return getattr(importlib.import_module(_CONFIGS[name][0]), name)
+
+
+def _fields_of(name: str) -> list[Option]:
+    """The fields of a dataclass, with the defaults that they have here."""
+    config = _config(name)
+    help_of = _help_of(config.__doc__) | _PLAINER
+    found = []
+    for entry in fields(config):
+        factory, default = entry.default_factory, entry.default
+        default = default if factory is MISSING else factory()
+        default = _CONFIGS[name][1].get(entry.name, default)
+        option = (entry.name, entry.type, default, help_of[entry.name], name)
+        found.append(Option(*option))
+    return found
 
 
 def options(command: str) -> list[Option]:
@@ -129,11 +138,6 @@ def options(command: str) -> list[Option]:
     command : str
         A name in `COMMANDS`.
 
-    Raises
-    ------
-    ValueError
-        For a name that is none.
-
     Notes
     -----
     Source: the appendix on the command line.
@@ -141,25 +145,14 @@ def options(command: str) -> list[Option]:
     known = isinstance(command, str) and command in COMMANDS
     _require(known, "command", repr(command), "one of " + ", ".join(COMMANDS))
     function, _, instead = COMMANDS[command]
-    help_of, found = _described(function.__doc__), []
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = parameter.annotation
-        if kind not in _CONFIGS:
-            default = parameter.default
-            default = MISSING if default is parameter.empty else default
-            word = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            found.append(Option(name, kind, default, help_of[name], "", word))
+    help_of, found = _help_of(function.__doc__), []
+    for name, p in inspect.signature(function).parameters.items():
+        if p.annotation in _CONFIGS:
+            found += [o for o in _fields_of(p.annotation) if o.name not in instead]
             continue
-        config, (_, ours) = _config(kind), _CONFIGS[kind]
-        help_of_field = _described(config.__doc__) | _PLAINER
-        for entry in fields(config):
-            if entry.name in instead:
-                continue
-            default = entry.default
-            if entry.default_factory is not MISSING:
-                default = entry.default_factory()
-            default, text = ours.get(entry.name, default), help_of_field[entry.name]
-            found.append(Option(entry.name, entry.type, default, text, kind, False))
+        default = MISSING if p.default is p.empty else p.default
+        word = p.kind is p.POSITIONAL_OR_KEYWORD
+        found.append(Option(name, p.annotation, default, help_of[name], word=word))
     return found
 
 # %% ../nbs/Z_command_line.ipynb #98bd4eb3
@@ -168,153 +161,140 @@ class _UsageError(ValueError):
     """A word or an option that is at fault."""
 
 
+def _path(word: str) -> Path | None:
+    if not word:  # the path of no name is this folder
+        raise ValueError("want a path, such as . for this folder")
+    # A shell leaves the ~ of --folder=~/x.
+    return None if word == "None" else Path(word).expanduser()
+
+
+def _share(word: str) -> tuple[int, int]:
+    if not re.fullmatch(r"\d+/\d+", word, re.ASCII):
+        raise ValueError("want K/N, such as 2/8")
+    k, n = word.split("/")
+    return int(k), int(n)
+
+
+_SPELLINGS = {  # how one word stands for a value, and back
+    dict: ("JSON", json.loads, json.dumps),
+    tuple[int, int]: ("K/N", _share, lambda pair: "{}/{}".format(*pair)),
+    Path: ("PATH", _path, str),
+    Path | None: ("{None}|PATH", _path, str),
+}
+
+
 def _spelled(kind: object) -> object:
     """The type as tyro reads it from a word."""
     from tyro.constructors import PrimitiveConstructorSpec
 
-    def path(words: list[str]) -> Path | None:
-        if not words[0]:  # the path of no name is this folder
-            raise ValueError("want a path, such as . for this folder")
-        # A shell leaves the ~ of --folder=~/x.
-        return None if words[0] == "None" else Path(words[0]).expanduser()
-
-    def shares(words: list[str]) -> tuple[int, int]:
-        parts = words[0].split("/")
-        if len(parts) != 2 or not all(part.isdecimal() for part in parts):
-            raise ValueError("want K/N, such as 2/8")
-        return int(parts[0]), int(parts[1])
-
-    ways = {
-        dict: ("JSON", lambda words: json.loads(words[0]), json.dumps),
-        tuple[int, int]: ("K/N", shares, lambda pair: "{}/{}".format(*pair)),
-        Path: ("PATH", path, str),
-        Path | None: ("{None}|PATH", path, str),
-    }
-    if kind not in ways:
+    if kind not in _SPELLINGS:
         return kind
-    metavar, read, write = ways[kind]
-    return Annotated[
-        kind,
-        PrimitiveConstructorSpec(
-            nargs=1,
-            metavar=metavar,
-            instance_from_str=read,
-            is_instance=lambda value: isinstance(value, dict | tuple | Path | None),
-            str_from_instance=lambda value: [write(value)],
-        ),
-    ]
+    metavar, read, write = _SPELLINGS[kind]
+    spec = PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [write(value)],
+    )
+    return Annotated[kind, spec]
 
 
+_HOW = "Write the result to standard output as one JSON object."
+_JSON = Option("json", bool, False, _HOW)
+
+# %% ../nbs/Z_command_line.ipynb #b16987d2
 def _parsed(command: str, words: Sequence[str]) -> dict:
-    """The keyword arguments that these words make, and whether to write JSON."""
+    """The keyword arguments that these words spell, and whether to write JSON."""
     import tyro
+    from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-    groups: dict[str, list] = {}
-    as_json = Option("json", bool, False, _AS_JSON, "", False)
-    for option in [*options(command), as_json]:
-        marks = [tyro.conf.arg(help=option.help)]
-        if option.word:
-            marks = [
-                tyro.conf.arg(help=option.help, metavar=option.typed),
-                tyro.conf.Positional,
-            ]
-        marks += [tyro.conf.FlagCreatePairsOff] if option is as_json else []
+    (function, _, instead), groups = COMMANDS[command], {}
+    for option in [*options(command), _JSON]:
+        metavar = option.typed if option.word else None
+        marks = [arg(help=option.help, metavar=metavar)]
+        marks += [Positional] * option.word
+        marks += [FlagCreatePairsOff] * (option is _JSON)
         kind = Annotated[(_spelled(option.type), *marks)]
         default = field(default_factory=lambda value=option.default: value)
         default = field() if option.default is MISSING else default
         groups.setdefault(option.owner, []).append((option.name, kind, default))
-    own = groups.pop("")
-    for owner, entries in groups.items():
-        made = make_dataclass(owner, entries, kw_only=True)
-        made.__doc__ = f"The fields of gbattn's {owner}."
-        own.append(
-            (owner, tyro.conf.OmitArgPrefixes[made], field(default_factory=made))
-        )
-    made = make_dataclass(command, own, kw_only=True)
-    about = inspect.cleandoc(COMMANDS[command].function.__doc__)
-    about = re.sub(r"`+", "", about.partition("\nParameters\n")[0]).strip()
-    prog = f"gbattn {command}"
-    chosen = vars(tyro.cli(made, prog=prog, description=about, args=list(words)))
-    signature = inspect.signature(COMMANDS[command].function)
-    for name, parameter in signature.parameters.items():
-        if parameter.annotation in _CONFIGS:
-            values = vars(chosen.pop(parameter.annotation))
-            for entry, own in COMMANDS[command].instead.items():
-                values[entry] = chosen[own][0]
-            with _renamed(**COMMANDS[command].instead):
-                chosen[name] = _configured(parameter.annotation, values, words)
+    entries = groups.pop("")
+    for owner, inner in groups.items():
+        group = make_dataclass(owner, inner, kw_only=True)
+        group.__doc__ = f"The fields of gbattn's {owner}."
+        default = field(default_factory=group)
+        entries.append((owner, OmitArgPrefixes[group], default))
+    stand_in = make_dataclass(command, entries, kw_only=True)
+    about = inspect.getdoc(function).partition("\nParameters\n")[0]
+    how = dict(prog=f"gbattn {command}", description=about.replace("`", "").strip())
+    chosen = vars(tyro.cli(stand_in, args=list(words), **how))
+    for name, p in inspect.signature(function).parameters.items():
+        if p.annotation in _CONFIGS:
+            values = vars(chosen.pop(p.annotation))
+            values |= {entry: chosen[own][0] for entry, own in instead.items()}
+            with _renamed(**instead):
+                chosen[name] = _configured(p.annotation, values, words)
     return chosen | _carried(chosen, words)
 
-
-_AS_JSON = "Write the result to standard output as one JSON object."
-
-
+# %% ../nbs/Z_command_line.ipynb #7ef0c42b
+#| code-fold: true
 def _is_typed(name: str, words: Sequence[str]) -> bool:
     """Whether an option is among the words, whatever its value."""
-    said = (word.split("=")[0].replace("_", "-") for word in words)
-    return f"--{name.replace('_', '-')}" in said
+    return _dashed(name) in (word.split("=")[0].replace("_", "-") for word in words)
 
 
 def _configured(name: str, values: dict, words: Sequence[str]):
-    """A config of these values; what it refuses is a usage error."""
+    """A config of these values. What it refuses is a usage error, which names the
+    option that holds the field: the dropout of --attention-options is not --dropout."""
+
+    def refusal(**other) -> str:
+        try:
+            _config(name)(**values | other)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     if values.get("epochs") is not None and not _is_typed("steps", words):
         values["steps"] = None
-    try:
+    if not (error := refusal()):
         return _config(name)(**values)
-    except ValueError as error:
-        raise _UsageError(_inside(_config(name), values, str(error))) from None
-
-
-def _inside(config: type, values: dict, error: str) -> str:
-    """The error of a config, with the option that holds the field at fault: the
-    dropout of --attention-options is not --dropout."""
-    field_at_fault = error.partition(": got ")[0]
+    key = f'"{error.partition(": got ")[0]}":'
     for option in ("attention_options", "overrides"):
-        if f'"{field_at_fault}":' not in json.dumps(values.get(option)):
-            continue
-        try:
-            config(**values | {option: {}})
-            without = ""
-        except ValueError as other:
-            without = str(other)
-        if without != error:
-            return f"--{option.replace('_', '-')}, {error}"
-    return error
+        inside = key in json.dumps(values.get(option))
+        if inside and refusal(**{option: {}}) != error:
+            raise _UsageError(f"{_dashed(option)}, {error}")
+    raise _UsageError(error)
 
 
 def _carried(chosen: dict, words: Sequence[str]) -> dict:
-    """What a text that was tokenized before says of its recipe, in place of options
-    that were not typed."""
+    """The recipe of a text that was tokenized before, in place of options that were
+    not typed."""
     from gbattn.corpora import MANIFEST, read_manifest
 
-    path = Path(chosen.get("corpus") or "") / MANIFEST
     if "tokenizer" not in chosen or not _is_folder(chosen["corpus"]):
         return {}
     try:
-        made = read_manifest(path, "")["recipe"]
-    except (
-        OSError,
-        ValueError,
-    ):  # a folder of text, or a damaged one: see _load_text
+        recipe = read_manifest(Path(chosen["corpus"]) / MANIFEST, "")["recipe"]
+    except (OSError, ValueError):  # of a text, or a damaged one: see `_load_text`
         return {}
-    found = {name: made[name] for name in _RECIPE if not _is_typed(name, words)}
-    if "model" in chosen and "vocab_size" in found:
-        size = found.pop("vocab_size")
-        found["model"] = replace(chosen["model"], vocab_size=size)
-    return found
+    recipe = {n: recipe[n] for n in _RECIPE if not _is_typed(n, words)}
+    if "model" in chosen and "vocab_size" in recipe:
+        size = recipe.pop("vocab_size")
+        recipe["model"] = replace(chosen["model"], vocab_size=size)
+    return recipe
 
 
 @contextmanager
 def _renamed(**names: str):
-    """Give arguments of the library, in what it complains of, names of ours."""
+    """Give arguments of the library, in its errors, the names of ours."""
     try:
         yield
     except ValueError as error:
         argument, got, rest = str(error).partition(": got ")
         if argument not in names:
             raise
-        kind = _UsageError if isinstance(error, _UsageError) else ValueError
-        raise kind(f"{names[argument]}{got}{rest}") from None
+        raise type(error)(f"{names[argument]}{got}{rest}") from None
 
 
 def _as_typed(command: str, error: ValueError) -> ValueError:
@@ -328,10 +308,45 @@ def _as_typed(command: str, error: ValueError) -> ValueError:
     return _UsageError(f"{', '.join(typed[name] for name in names)}{got}{rest}")
 
 # %% ../nbs/Z_command_line.ipynb #03d0ea85
+_RECIPE = ("tokenizer", "max_train_tokens", "vocab_size")
+
+
 def _require(condition: bool, argument: str, got: object, want: str) -> None:
     from gbattn.conventions import require  # which loads torch
 
     require(condition, argument, got, want)
+
+
+def _check(**arguments: object) -> None:
+    """Check arguments of the commands, each by the rule of its name."""
+    import gbattn.conventions as rule_of
+    from gbattn.conventions import check, instance, is_integer, one_of, optional
+
+    def are_names(x):
+        return isinstance(x, tuple | list) and all(isinstance(n, str) for n in x)
+
+    def is_share(x):
+        pair = isinstance(x, tuple | list) and len(x) == 2
+        return pair and all(map(is_integer, x)) and 1 <= x[0] <= x[1]
+
+    def are_arms(x):
+        return are_names(x) and 0 < len(x) == len(set(x))
+
+    rules = {
+        "corpus": instance(str, "a name, or a folder as a string"),
+        "model": instance(_config("ModelConfig"), "a ModelConfig"),
+        "training": instance(_config("TrainConfig"), "a TrainConfig"),
+        "tensorboard": rule_of.FLAG,
+        "split": optional(one_of("train", "valid", "test")),
+        "shard": (is_share, "K/N with K from 1 to N, such as 2/8"),
+        "beside": (are_names, "a tuple of names"),
+        "arms": (are_arms, "a tuple of names, each once"),
+        "dtype": one_of("float32", "bfloat16"),
+    }
+    rules |= dict.fromkeys(("folder", "results", "text"), rule_of.PATH)
+    counts = ("samples", "workers", "rounds", "batch_size", "new_tokens")
+    rules |= dict.fromkeys(counts, rule_of.COUNT)
+    check(**{name: (x, rules[name]) for name, x in arguments.items()})
 
 
 def _tell(*words: object) -> None:
@@ -343,34 +358,13 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _write(path: Path, content: dict) -> None:
-    from gbattn.conventions import write_atomic
-
-    write_atomic(path, json.dumps(content, indent=1).encode() + b"\n")
-
-
-def _as_path(name: str, value: object) -> Path:
-    good = isinstance(value, str | Path) and value != ""
-    _require(good, name, repr(value), "a path")
-    return Path(value)
-
-
-def _check_configs(**given: object) -> None:
-    """Whether what stands for a dataclass is one."""
-    for name, (config, value) in given.items():
-        good = isinstance(value, _config(config))
-        _require(good, name, repr(value), f"a {config}")
-
-
 def _is_folder(corpus: str) -> bool:
     """Whether a corpus is named by its folder. A name that gbattn knows is none,
     whatever lies here."""
     from gbattn.corpora import HUB
 
-    good = isinstance(corpus, str)
-    _require(good, "corpus", repr(corpus), "a name, or a folder as a string")
-    known = corpus in ("", "python-docs", *HUB)
-    return not known and Path(corpus).is_dir()
+    _check(corpus=corpus)
+    return corpus not in ("", "python-docs", *HUB) and Path(corpus).is_dir()
 
 
 def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
@@ -386,162 +380,19 @@ def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
 
 def _recipe_of(text: "Corpus", asked: dict) -> dict:
     """How a text was cut into tokens. Of a finished cache that was decided before,
-    and what is asked must not differ."""
-    made = {name: text.manifest["recipe"][name] for name in asked}
+    and the options must not differ."""
+    recipe = {name: text.manifest["recipe"][name] for name in asked}
     for name, value in asked.items():
-        fits = value == made[name]
-        _require(fits, name, value, f"{made[name]}, as in {text.folder}")
-    return made
+        want = f"{recipe[name]}, as in {text.folder}"
+        _require(value == recipe[name], name, value, want)
+    return recipe
 
 
-def _check_device(device: str | None) -> None:
-    import torch
-
-    if device is None:
-        return
-    try:
-        torch.zeros(1, device=device).item()
-        why = ""
-    except (RuntimeError, AssertionError, TypeError) as error:
-        why = str(error).partition("\n")[0]
-    want = "cpu, or cuda where torch finds a GPU"
-    _require(not why, "device", f"{device!r} ({why})", want)
-
-# %% ../nbs/Z_command_line.ipynb #60e06af8
-#| code-fold: true
-_RUN = "run.json"
-_LOCK = ".lock"
-_FORMAT = "gbattn run 1"
-_RECIPE = {"tokenizer", "max_train_tokens", "vocab_size"}
-
-
-def _demand_ours(folder: Path) -> None:
-    """Stop at a folder that holds anything which this program did not make."""
-    from gbattn.conventions import check_folder
-
-    check_folder("folder", folder)
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    foreign = set() if _RUN in there else there - {_LOCK}
-    got = f"{folder}, which holds {', '.join(sorted(foreign)[:3])} and no {_RUN}"
-    want = "a new or empty folder, or one that gbattn train made"
-    _require(not foreign, "folder", got, want)
-
-
-def _demand_one_process(command: str, instead: str) -> None:
+def _check_one_process(command: str, instead: str) -> None:
     """Stop under torchrun and its like, which start a program several times."""
     processes = os.environ.get("WORLD_SIZE") or "1"
     want = f"1, as gbattn {command} is one process; {instead}"
     _require(processes == "1", "WORLD_SIZE", processes, want)
-
-
-def _locked(folder: Path):
-    """Hold the folder of a run."""
-    from gbattn.conventions import lock_folder
-
-    # In full, as a folder may be called like an option.
-    place, got = str(folder.resolve()), "another gbattn train at work"
-    return lock_folder(folder, place, got, "another --folder, or patience")
-
-
-def _read_run(folder: Path) -> dict:
-    """What a run is for, as `_claim` wrote it."""
-    from gbattn.conventions import is_count, read_json
-    from gbattn.corpora import check_recipe
-
-    path, want = folder / _RUN, "a folder that gbattn train made"
-    _require(path.is_file(), "folder", f"{folder} without {_RUN}", want)
-    found = read_json(path, want)
-    known = isinstance(found, dict) and found.get("format") == _FORMAT
-    _require(known, str(path), "the file of another program or version", want)
-    why, recipe = "a file that is damaged", found.get("recipe")
-    try:
-        whole = recipe.keys() == _RECIPE
-        most = recipe["max_train_tokens"]
-        whole = whole and (most is None or is_count(most))
-        for name in ("corpus", "fingerprint"):
-            whole = whole and isinstance(found[name], str)
-        check_recipe("tokenizer", recipe["tokenizer"], recipe["vocab_size"])
-        _config("TrainConfig")(**found["training"])
-        _config("ModelConfig").from_dict(found["model"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        whole, why = False, f"{why} ({error})"
-    cure = "what gbattn train wrote: copy it again, or train into another folder"
-    _require(whole, str(path), why, cure)
-    return found
-
-
-def _claim(folder: Path, settings: dict) -> None:
-    """Write what a folder is for; refuse one that keeps something else. A run that
-    was refused, or that ended before its first checkpoint, keeps nothing. Where the
-    text lies may change: its fingerprint may not."""
-    from gbattn.training import checkpoints
-
-    kept = checkpoints(folder / "checkpoints")
-    if (folder / _RUN).is_file():
-        there, here = _flat(_read_run(folder)), _flat(settings)
-        ignored = ("format", "corpus", "training.checkpoint_every")
-        names = [n for n in there | here if there.get(n) != here.get(n)]
-        names = [name for name in names if name not in ignored]
-        said = lambda found: ", ".join(f"{n} = {found.get(n)}" for n in names)
-        want = (
-            f"{said(there)}, to go on with the run in {folder}; or another --folder"
-        )
-        free = not kept and not (folder / "model.safetensors").is_file()
-        _require(free or not names, "folder", said(here), want)
-    _write(folder / _RUN, {"format": _FORMAT} | settings)
-
-
-def _history(folder: Path) -> "History | None":
-    """The history of a finished run whose model was saved."""
-    from gbattn.conventions import read_json
-    from gbattn.training import History
-
-    path = folder / "history.json"
-    cure = "what gbattn train wrote: copy or delete it"
-    if not path.is_file():
-        return None
-    found, why = read_json(path, cure), ""
-    try:  # an infinite gradient norm was written as null
-        norms = [math.inf if x is None else x for x in found["gradient_norm"]]
-        history = History.from_dict(found | {"gradient_norm": norms})
-    except (KeyError, TypeError, ValueError) as error:
-        why = str(error)
-    _require(not why, str(path), f"a history that is damaged ({why})", cure)
-    saved = (folder / "model.safetensors").is_file()
-    return history if history.finished and saved else None
-
-
-def _flat(settings: dict) -> dict:
-    """Each setting under one name, as JSON has it."""
-    found = {}
-    for name, value in settings.items():
-        parts = value.items() if isinstance(value, dict) else [(None, value)]
-        found |= {f"{name}.{k}" if k else name: json.dumps(v) for k, v in parts}
-    return found
-
-
-def _save_tokenizer(corpus: "Corpus", folder: Path) -> None:
-    """Everything of a corpus but its tokens."""
-    from gbattn.conventions import write_atomic
-    from gbattn.corpora import MANIFEST
-
-    # Byte for byte, as the one holds the checksum of the other.
-    for file in (corpus.manifest["tokenizer"]["file"], MANIFEST):
-        write_atomic(folder / file, (corpus.folder / file).read_bytes())
-
-
-def _open_tokenizer(folder: Path) -> "Corpus":
-    """The corpus that a model has learned from, without its tokens."""
-    import numpy as np
-
-    from gbattn.corpora import MANIFEST, Corpus, read_manifest
-
-    path = folder / MANIFEST
-    cure = "what gbattn train wrote; the same command once more writes it again"
-    _require(path.is_file(), str(path), "no such file", cure)
-    manifest = read_manifest(path, cure)
-    none = np.empty(0, manifest["splits"]["train"]["dtype"])
-    return Corpus(folder, manifest, none, none, none)
 
 # %% ../nbs/Z_command_line.ipynb #f92d9949
 #| code-fold: true
@@ -549,41 +400,22 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM, which ends a command as Ctrl-C does, with an exit code of its own."""
 
 
-def _stopped(stop: BaseException, end: str) -> KeyboardInterrupt:
-    """The same interruption, and what is kept; a SystemExit is that of SIGTERM."""
-    kind = KeyboardInterrupt if type(stop) is KeyboardInterrupt else _Terminated
-    return kind(end)
-
-
-def _bytes_of(corpus: "Corpus", split: str) -> int:
-    """Bytes of what is scored in a split: all but its first token."""
-    if corpus.lossless:
-        return corpus.n_bytes(getattr(corpus, split)[1:])
-    return corpus.text_bytes(split)
-
-
-def _price(corpus: "Corpus", split: str, loss: float) -> dict:
-    """A mean loss on a split, as `evaluate` gives it."""
+def _losses(corpus: "Corpus", split: str, loss: float) -> dict:
+    """A mean loss on a split, in all units of `evaluate`."""
     from gbattn.corpora import bits_per_byte
 
     n_tokens = len(getattr(corpus, split)) - 1
-    bits = bits_per_byte(loss * n_tokens, _bytes_of(corpus, split))
+    bits = bits_per_byte(loss * n_tokens, corpus.scored_bytes(split))
     perplexity = math.exp(loss) if loss < 700 else math.inf
-    return dict(
-        loss=loss,
-        perplexity=perplexity,
-        bits_per_byte=bits,
-        n_tokens=n_tokens,
-        lossless=corpus.lossless,
-    )
+    found = dict(loss=loss, perplexity=perplexity, bits_per_byte=bits)
+    return found | dict(n_tokens=n_tokens, lossless=corpus.lossless)
 
 
 def _tokens_of(prompt: str, reader: "Corpus"):
     with _renamed(text="prompt"):
         tokens = reader.encode(prompt)
-    _require(
-        len(tokens) > 0, "prompt", repr(prompt), "text that makes a token or more"
-    )
+    want = "text that makes a token or more"
+    _require(len(tokens) > 0, "prompt", repr(prompt), want)
     read = reader.decode(tokens)
     if "".join(read.split()) != "".join(prompt.split()):
         _tell(f"the tokenizer lost some of the prompt: {_shown(read)!r} is left")
@@ -605,13 +437,7 @@ def _continued(model, reader: "Corpus", tokens, samples: int, **how) -> list[str
     return [reader.decode(row.cpu()) for row in model.generate(rows, **how)]
 
 
-def _writer(
-    text: "Corpus",
-    config: "ModelConfig",
-    prompt: str,
-    count: int | None,
-    temperature: float,
-) -> Callable:
+def _writer(text, config, prompt: str, count: int | None, temperature) -> Callable:
     """A function that lets a model write the sample of `train`, if it can be."""
     silent = lambda model: None
     if importlib.util.find_spec("tokenizers") is None:
@@ -621,46 +447,13 @@ def _writer(
     if count is None and (count := _room(config, len(tokens), 80)) < 1:
         _tell("no sample will be written: the prompt takes all positions")
         return silent
-    how = dict(max_new_tokens=count, temperature=temperature)
 
     def write(model: "LanguageModel") -> str:
+        how = dict(max_new_tokens=count, temperature=temperature)
         with _renamed(max_new_tokens="sample_tokens"):
             return _continued(model, text, tokens, 1, **how)[0]
 
     return write
-
-
-def _trained(
-    model: "LanguageModel",
-    text: "Corpus",
-    training: "TrainConfig",
-    folder: Path,
-    tensorboard: bool,
-) -> "History":
-    """Train a model, from where it was left, and save it."""
-    from gbattn.training import checkpoints, train
-
-    kept = folder / "checkpoints"
-    options = dict(folder=kept, tensorboard=tensorboard)
-
-    def end() -> str:
-        step = max(checkpoints(kept), default=0)
-        then = (
-            f"step {step} is kept in {folder}; the same command goes on from there"
-        )
-        return then if step else "nothing is kept yet"
-
-    try:
-        with _renamed(folder=str(kept)):
-            history = train(model, text, training, **options)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        raise _stopped(stop, end()) from None
-    try:
-        model.save_pretrained(folder)
-        _write(folder / "history.json", _plain(history.to_dict()))
-    except OSError as error:  # such as that of a disk that is full
-        raise OSError(f"{error}; {end()}") from None
-    return history
 
 
 def train_model(
@@ -714,58 +507,56 @@ def train_model(
         Whether to write TensorBoard's files as well, to ``checkpoints/tensorboard``
         in the folder.
     """
-    from gbattn.conventions import check_flag
     from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.training import check_precision, checkpoints
+    from gbattn.training import (
+        RunFolder,
+        check_precision,
+        checkpoints,
+        window_length,
+    )
 
     started = time.perf_counter()
-    folder = _as_path("folder", folder)
-    check_flag("tensorboard", tensorboard)
-    configs = {
-        "model": ("ModelConfig", model),
-        "training": ("TrainConfig", training),
-    }
-    _check_configs(**configs)
+    run = RunFolder(folder)
+    _check(tensorboard=tensorboard, model=model, training=training)
     check_precision(training.precision)  # before the text is read
     instead = "under torchrun or accelerate launch, call gbattn.training.train"
-    _demand_one_process("train", instead)
-    _demand_ours(folder)
+    _check_one_process("train", instead)
+    run.check_free()
     recipe = dict(tokenizer=tokenizer, max_train_tokens=max_train_tokens)
     recipe |= dict(vocab_size=model.vocab_size)
     text = _load_text(corpus, recipe, cache)
     recipe = _recipe_of(text, recipe)
-    place = str(Path(corpus).resolve()) if _is_folder(corpus) else corpus
-    window = "max_length" if training.length is None else "length"
-    length = training.length or model.max_length
-    want = f"fewer than the {len(text.train):,} tokens of the training text"
-    _require(length < len(text.train), window, length, want)
-    fits = model.positions != "learned" or length <= model.max_length
-    want = f"at most max_length = {model.max_length}, as positions are learned"
-    _require(fits, window, length, want)
     model = replace(model, vocab_size=text.vocab_size)
     learner = LanguageModel(model, seed=training.seed)
+    length = window_length(learner, training.length)
+    window = "max_length" if training.length is None else "length"
+    want = f"fewer than the {len(text.train):,} tokens of the training text"
+    _require(length < len(text.train), window, length, want)
     write = _writer(text, model, prompt, sample_tokens, temperature)
     write(learner)  # complains before the work
     count = parameter_count(model).total
     _tell(
-        f"{text.name}: {text.vocab_size:,} token types, {len(text.train):,} tokens to "
+        f"{text.name}: vocabulary size {text.vocab_size:,}, {len(text.train):,} tokens to "
         f"learn from, {len(text.valid):,} to validate\n{model.attention} attention, "
         f"{_many(model.n_layers, 'layer')}, width {model.d_model}: {count:,} parameters"
     )
-    source = {"corpus": place, "recipe": recipe, "fingerprint": text.fingerprint}
-    configs = {"model": model.to_dict(), "training": training.to_dict()}
-    with _locked(folder):
-        _claim(folder, source | configs)
-        _save_tokenizer(text, folder)
-        found, history = checkpoints(folder / "checkpoints"), _history(folder)
-        if reached := max(found, default=history.step[-1] if history else 0):
+    settings = {
+        "corpus": str(Path(corpus).resolve()) if _is_folder(corpus) else corpus,
+        "recipe": recipe,
+        "fingerprint": text.fingerprint,
+        "model": model.to_dict(),
+        "training": training.to_dict(),
+    }
+    with run.claim(text, settings), _renamed(folder=str(run.checkpoints)):
+        history = run.history()
+        if reached := run.step:
             then = "finished" if history else "going on from there"
             _tell(f"{folder} holds the run up to step {reached}: {then}")
-        if history and not found:  # the checkpoints were deleted
+        if history and not checkpoints(run.checkpoints):  # they were deleted
             learner = LanguageModel.from_pretrained(folder)
         else:
-            history = _trained(learner, text, training, folder, tensorboard)
+            history = run.train(learner, text, training, tensorboard=tensorboard)
     best = training.keep == "best"
     bigram = bigram_loss(text.train, text.valid, text.vocab_size)
     loss = history.best_loss if best else history.validation_loss[-1]
@@ -776,20 +567,20 @@ def train_model(
         "parameters": count,
         "steps": history.step[-1],
         "best_step": history.best_step,
-        "validation": _price(text, "valid", loss),
-        "bigram": _price(text, "valid", bigram),
+        "validation": _losses(text, "valid", loss),
+        "bigram": _losses(text, "valid", bigram),
         "sample": write(learner),
         "seconds": round(time.perf_counter() - started, 1),
     }
 
 
-def _say_price(price: dict) -> str:
-    said = (
-        f"{price['loss']:.3f} nats a token, perplexity {price['perplexity']:,.1f}, "
-        f"{price['bits_per_byte']:.3f} bits per byte"
+def _say_losses(found: dict) -> str:
+    line = (
+        f"{found['loss']:.3f} nats a token, perplexity {found['perplexity']:,.1f}, "
+        f"{found['bits_per_byte']:.3f} bits per byte"
     )
-    lost = "; of what this tokenizer keeps, it loses text: no price to compare"
-    return said if price["lossless"] else said + lost
+    lossy = "; of what this tokenizer keeps, it loses text: compare with no other"
+    return line + lossy * (not found["lossless"])
 
 
 def _shown(text: str) -> str:
@@ -799,31 +590,38 @@ def _shown(text: str) -> str:
 
 def _say_trained(result: dict) -> str:
     more = f"gbattn generate --folder {shlex.quote(result['folder'])}"
-    said = (
-        f"validation: {_say_price(result['validation'])}\n"
-        f"a bigram model: {_say_price(result['bigram'])}\n"
+    lines = (
+        f"validation: {_say_losses(result['validation'])}\n"
+        f"a bigram model: {_say_losses(result['bigram'])}\n"
         f"saved in {result['folder']} after {_many(result['steps'], 'step')} and "
         f"{_many(round(result['seconds']), 'second')} ({more} writes more)"
     )
-    return f"{said}\n\n{_shown(result['sample'])}" if result["sample"] else said
+    return f"{lines}\n\n{_shown(result['sample'])}" if result["sample"] else lines
 
 # %% ../nbs/Z_command_line.ipynb #3255c90a
 #| code-fold: true
-def _open_model(folder: Path, device: str | None):
-    import torch
+def _read_text(path: Path) -> str:
+    """A text as `load_corpus` reads it."""
+    _check(text=path)
+    _require(path.is_file(), "text", str(path), "a file")
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        _require(False, "text", f"{path} ({error})", "UTF-8 text")
 
-    from gbattn.language_model import LanguageModel
 
-    folder = _as_path("folder", folder)
-    _read_run(folder)
-    done = (folder / "model.safetensors").is_file()
-    want = "a finished one: the same gbattn train once more goes on with it"
-    _require(done, "folder", f"{folder}, a run that was stopped", want)
-    _check_device(device)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return LanguageModel.from_pretrained(folder, device=device), _open_tokenizer(
-        folder
-    )
+def _text_of(run: dict, corpus: str | None, cache: Path | None) -> "Corpus":
+    """The text of a run, where it is now."""
+    place = Path(run["corpus"])
+    there = corpus is not None or place.is_dir() or not place.is_absolute()
+    want = "where the text of the training is now, or --text and another"
+    _require(there, "corpus", f"none, and {place} is gone", want)
+    corpus = run["corpus"] if corpus is None else corpus
+    text = _load_text(corpus, run["recipe"], cache)
+    got = f"a text with fingerprint {text.fingerprint}"
+    want = f"{run['fingerprint']}, as in training; --text scores any other text"
+    _require(text.fingerprint == run["fingerprint"], "corpus", got, want)
+    return text
 
 
 def evaluate_model(
@@ -837,7 +635,7 @@ def evaluate_model(
     cache: Path | None = None,
     device: str | None = None,
 ) -> dict:
-    """Say what a trained model pays for a text, every token once.
+    """Score a text by a trained model, every token once.
 
     Parameters
     ----------
@@ -862,42 +660,24 @@ def evaluate_model(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
-    from gbattn.corpora import SPLITS
-    from gbattn.training import evaluate
+    from gbattn.training import RunFolder, evaluate
 
-    known = split is None or split in SPLITS
-    _require(known, "split", repr(split), "one of " + ", ".join(SPLITS))
-    split, stated = split or "test", {"corpus": corpus, "split": split}
-    for name, value in stated.items():
+    _check(split=split)
+    for name, value in {"corpus": corpus, "split": split}.items():
         alone = text is None or value is None
         _require(alone, name, f"{value!r} with --text", "one of the two")
-    model, reader = _open_model(folder, device)
-    run = _read_run(Path(folder))
+    run, split = RunFolder(folder), split or "test"
+    (model, reader), settings = run.open(device), run.read()
     if text is not None:
-        text = _as_path("text", text)
-        _require(text.is_file(), "text", str(text), "a file")
-        try:
-            content = text.read_text("utf-8-sig")  # as load_corpus reads it
-        except UnicodeDecodeError as error:
-            _require(False, "text", f"{text} ({error})", "UTF-8 text")
-        tokens, about = reader.encode(content), str(text)
-        n_bytes = len(content.encode())
+        content, about = _read_text(text), str(text)
+        tokens, n_bytes = reader.encode(content), len(content.encode())
         n_bytes = reader.n_bytes(tokens[1:]) if reader.lossless else n_bytes
     else:
-        place = Path(run["corpus"])
-        there = corpus is not None or place.is_dir() or not place.is_absolute()
-        want = "where the text of the training is now, or --text and another"
-        _require(there, "corpus", f"none, and {place} is gone", want)
-        corpus = run["corpus"] if corpus is None else corpus
-        source = _load_text(corpus, run["recipe"], cache)
-        same = source.fingerprint == run["fingerprint"]
-        got = f"a text with fingerprint {source.fingerprint}"
-        want = f"{run['fingerprint']}, as in training; --text scores any other text"
-        _require(same, "corpus", got, want)
-        tokens, n_bytes = getattr(source, split), _bytes_of(source, split)
-        reader, about = source, f"{source.name} {split}"
+        reader = _text_of(settings, corpus, cache)
+        tokens, about = getattr(reader, split), f"{reader.name} {split}"
+        n_bytes = reader.scored_bytes(split)
     options = dict(context=context, batch_size=batch_size, n_bytes=n_bytes)
-    length = run["training"].get("length")
+    length = settings["training"].get("length")
     with _renamed(tokens="text"):
         found = evaluate(model, tokens, length=length, **options)
     about = {"folder": str(folder), "text": about, "lossless": reader.lossless}
@@ -905,7 +685,7 @@ def evaluate_model(
 
 
 def _say_evaluated(result: dict) -> str:
-    return f"{result['text']}: {_say_price(result)}"
+    return f"{result['text']}: {_say_losses(result)}"
 
 
 def generate_text(
@@ -945,10 +725,10 @@ def generate_text(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
-    from gbattn.conventions import is_count
+    from gbattn.training import RunFolder
 
-    _require(is_count(samples), "samples", samples, "a positive integer")
-    model, reader = _open_model(folder, device)
+    _check(samples=samples)
+    model, reader = RunFolder(folder).open(device)
     if prompt == "-":
         want = "text there, or a prompt"
         _require(sys.stdin is not None, "prompt", "a closed standard input", want)
@@ -1036,12 +816,12 @@ def _folder_of_records(results: Path | None) -> Path:
     from gbattn.conventions import check_folder, results_folder
 
     try:
-        found = results_folder() if results is None else results
+        results = results_folder() if results is None else results
     except ValueError:
-        found = Path("results")
-    found = _as_path("results", found)
-    check_folder("results", found)
-    return found
+        results = "results"
+    _check(results=results)
+    check_folder("results", Path(results))
+    return Path(results)
 
 
 @lru_cache(1)
@@ -1064,60 +844,57 @@ def _least_flops(experiment: "Experiment") -> float | None:
     a size that a sweep decides, counts as that one."""
     from gbattn.language_model import model_cost
 
-    arms = (
+    arms = tuple(
         replace(arm.equal_to, name=arm.name, train=arm.train)
         if arm.equal_to and arm.equal_in == "time"
         else arm
         for arm in experiment.arms
     )
-    change = dict(arms=tuple(arms), seeds=experiment.seeds[:1])
+    one_seed = dict(seeds=experiment.seeds[:1], rates_from=None, rate_of="")
     found = []
-    for one in replace(experiment, **change, rates_from=None, rate_of="").runs():
-        T, B = one.train.length or one.model.max_length, one.train.batch_size
-        tokens = one.corpus.max_train_tokens
-        if one.train.precision != "no" or one.train.epochs and not tokens:
+    for run in replace(experiment, arms=arms, **one_seed).runs():
+        train, tokens = run.train, run.corpus.max_train_tokens
+        T, B = train.length or run.model.max_length, train.batch_size
+        if train.precision != "no" or train.epochs and not tokens:
             return None
-        steps = one.train.steps or one.train.epochs * tokens / (B * T)
-        found.append(steps * model_cost(one.model, T, B).training_flops)
+        steps = train.steps or train.epochs * tokens / (B * T)
+        found.append(steps * model_cost(run.model, T, B).training_flops)
     return min(found)
 
 
-def _hours(experiment: "Experiment", records: list) -> tuple[str, float | None]:
-    """How long the runs that are not in may take, one after the other: by those that
-    are, else, at the least, by their FLOPs; None if neither says."""
-    left = experiment.planned - len(records)
-    known = [record.measured.get("seconds") for record in records]
-    known = [seconds for seconds in known if seconds is not None]
-    if known or not left:
-        return "about", round(left * statistics.fmean(known or [0]) / 3600, 3)
-    flops = _least_flops(experiment)
-    rate = flops and _product_rate()
-    return "at least", rate and round(left * flops / rate / 3600, 3)
-
-
 def _standing(experiment: "Experiment", records: list) -> dict:
-    """How far an experiment is."""
-    left, hours = _hours(experiment, records)
+    """How far an experiment is, and how long the runs that are not in may take, one
+    after the other: about, by those that are, else at the least, by their FLOPs; None
+    if neither is known."""
+    missing = experiment.planned - len(records)
+    seconds = [record.measured.get("seconds") for record in records]
+    seconds = [x for x in seconds if x is not None]
+    if seconds or not missing:
+        left, each = "about", statistics.fmean(seconds or [0])
+    else:
+        flops = _least_flops(experiment)
+        rate = flops and _product_rate()
+        left, each = "at least", rate and flops / rate
     return {
         "name": experiment.name,
         "question": experiment.question,
         "runs": experiment.planned,
         "done": len(records),
-        "hours_left": hours,
+        "hours_left": None if each is None else round(missing * each / 3600, 3),
         "left": left,
     }
 
 
-def _stands(experiment: "Experiment", folder: Path) -> dict:
-    """How far an experiment is by its records; if one is damaged, that."""
+def _standing_in(folder: Path, experiment: "Experiment") -> dict:
+    """How far an experiment is by the records of a folder; if one is damaged, that."""
     from gbattn.experiments import records_of
 
     try:
         return _standing(experiment, records_of(experiment, folder))
     except ValueError as error:
-        unknown = {"runs": experiment.planned, "done": None, "hours_left": None}
-        named = {"name": experiment.name, "question": experiment.question}
-        return named | unknown | {"why": str(error)}
+        found = {"name": experiment.name, "question": experiment.question}
+        found |= {"runs": experiment.planned, "done": None, "hours_left": None}
+        return found | {"why": str(error)}
 
 
 def run_experiment(
@@ -1153,26 +930,21 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
-    from gbattn.conventions import experiment_folder, is_count, is_integer
+    from gbattn.conventions import experiment_folder
     from gbattn.experiments import EXPERIMENTS, check_writable, run
 
-    _require(is_count(workers), "workers", workers, "a positive integer")
-    _demand_one_process("run", "--workers starts more")
-    want = "K/N with K from 1 to N, such as 2/8"
-    pair = isinstance(shard, tuple | list) and len(shard) == 2
-    _require(pair and all(map(is_integer, shard)), "shard", repr(shard), want)
-    k, n = shard
-    _require(1 <= k <= n, "shard", f"{k}/{n}", want)
+    _check(workers=workers, shard=shard)
+    _check_one_process("run", "--workers starts more")
     folder = _folder_of_records(results)
     if name is None:
-        found = [_stands(experiment, folder) for experiment in EXPERIMENTS.values()]
+        found = [_standing_in(folder, one) for one in EXPERIMENTS.values()]
         return {"folder": str(folder), "experiments": found}
-    experiment = _named("name", name)
-    before = _stands(experiment, folder)
+    experiment, (k, n) = _named("name", name), shard
+    before = _standing_in(folder, experiment)
     _tell(_say_standing(before))
     with _renamed(rates_from=name):
-        mine = experiment.tuned(folder).shard(k, n)
-    if not mine:
+        runs = experiment.tuned(folder).shard(k, n)
+    if not runs:
         _tell(f"part {k}/{n} of {name} is empty: there is nothing to run here")
     if before["done"] != before["runs"]:
         experiment.corpus.load(corpora)  # without it, nothing is left behind
@@ -1180,25 +952,23 @@ def run_experiment(
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
         records = run(experiment, workers=workers, shard=shard, **places)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        end = f"what is finished is in {experiment_folder(experiment.name, folder)}; the same command goes on from "
-        end += "there, an unfinished run from its last checkpoint"
-        raise _stopped(stop, end) from None
+    except KeyboardInterrupt as stop:
+        raise type(stop)(
+            f"what is finished is in {experiment_folder(experiment.name, folder)}; the "
+            "same command goes on from there, an unfinished run from its last "
+            "checkpoint"
+        ) from None
     return {"folder": str(folder), "experiments": [_standing(experiment, records)]}
 
 
 def _say_standing(one: dict) -> str:
-    done = "?" if one["done"] is None else one["done"]
-    line = f"{one['name']:18}{done:>4} of {one['runs']:3} runs"
-    hours = one["hours_left"] or 0
-    if one["done"] is None:
+    done, hours = one["done"], one["hours_left"] or 0
+    line = f"{one['name']:18}{'?' if done is None else done:>4} of {one['runs']:3} runs"
+    if done is None:
         line += f": {one['why']}"
     elif hours >= 1 / 60:
-        time = (
-            f"{hours:.1f} hours"
-            if hours >= 1
-            else _many(round(60 * hours), "minute")
-        )
+        minutes = _many(round(60 * hours), "minute")
+        time = f"{hours:.1f} hours" if hours >= 1 else minutes
         line += f", {one['left']} {time} to go"
     return f"{line}\n{'':18}{one['question']}"
 
@@ -1217,24 +987,17 @@ def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
 
     experiment, rate = _named(argument, name), "learning_rate"
     others = " and ".join(sorted(set(experiment.grid) - {rate}))
-    _require(
-        not others,
-        argument,
-        f"{name!r}, which varies {others} in each arm",
-        "one in which an arm varies by its seed and its learning rate alone",
-    )
+    got = f"{name!r}, which varies {others} in each arm"
+    want = "one in which an arm varies by its seed and its learning rate alone"
+    _require(not others, argument, got, want)
     untuned, records = set(), []
     if experiment_folder(experiment.name, folder).is_dir():
-        with _renamed(rates_from=name):  # says which sweep is not finished
+        with _renamed(rates_from=name):  # names the sweep that is not finished
             untuned = experiment.untuned(folder)
         records = records_of(experiment, folder)
-    _require(
-        bool(records),
-        argument,
-        f"{name!r}, of which {folder} has no run",
-        f"an experiment that was run: gbattn run {name} runs it; or the book's records: "
-        f"{FETCH_RECORDS}",
-    )
+    got = f"{name!r}, of which {folder} has no run"
+    want = f"an experiment that was run: gbattn run {name} runs it; or the book's records: "
+    _require(bool(records), argument, got, want + FETCH_RECORDS)
     done = len(records)
     if rate in experiment.grid:
         untuned, best = set(rates_at_edge(records)), best_rates(records)
@@ -1280,80 +1043,63 @@ def compare_arms(
     """
     from gbattn.comparison import compare
 
-    good = isinstance(beside, tuple | list)
-    _require(good, "beside", repr(beside), "a tuple of names")
+    _check(beside=beside)
     folder = _folder_of_records(results)
     arms, records, done, planned, untuned = [], [], 0, 0, set()
     for argument, one in [("name", name), *(("beside", other) for other in beside)]:
-        found, edge, n_done = _compared(argument, one, folder)
-        records += found
+        found, at_edge, n_done = _compared(argument, one, folder)
         experiment = _named(argument, one)
+        records += found
         arms += [arm.name for arm in experiment.arms]
-        done, untuned = done + n_done, untuned | edge
-        planned += experiment.planned
+        done, planned = done + n_done, planned + experiment.planned
+        untuned |= at_edge
     if reference is None:
         reference = "standard" if "standard" in arms else arms[0]
     options = dict(metric=metric, reference=reference, confidence=confidence)
-    rows = [row._asdict() for row in compare(records, **options)]
     return {
         "name": name,
         "beside": list(beside),
         "metric": metric,
         "reference": reference,
-        "rows": rows,
+        "rows": [row._asdict() for row in compare(records, **options)],
         "done": done,
         "planned": planned,
         "untuned": sorted(untuned),
     }
 
 
-def _table(rows: list[list[str]]) -> list[str]:
-    """Lines with columns as wide as their widest cell, flush right but the first."""
-    first, *rest = (max(map(len, column)) for column in zip(*rows))
-    return [
+def _say_compared(result: dict) -> str:
+    def number(x, form):
+        return "–" if x is None or not math.isfinite(x) else format(x, form)
+
+    rows, reference = result["rows"], result["reference"]
+    lost = any(row["pairs"] != row["n"] for row in rows if row["arm"] != reference)
+    table = [["", "runs", result["metric"], "sd", "difference"]]
+    table[0] += ["pairs"] * lost + ["interval", "parameters", "TFLOPs"]
+    for row in rows:
+        arm, low, high = row["arm"], row["low"], row["high"]
+        flops = (row["training_flops"] or math.nan) / 1e12
+        cells = [row["label"] + f" ({arm})" * (arm != row["label"]), str(row["n"])]
+        cells += [number(row["mean"], ".4f"), number(row["sd"], ".4f")]
+        cells += [number(row["difference"], "+.4f")]
+        cells += ["–" if arm == reference else str(row["pairs"])] * lost
+        cells += ["–" if low is None else f"{low:+.4f} … {high:+.4f}"]
+        table.append([*cells, f"{row['parameters']:,}", number(flops, ",.1f")])
+    first, *rest = (max(map(len, column)) for column in zip(*table))
+    lines = [
         f"{name:{first}}"
         + "".join(f"  {cell:>{w}}" for cell, w in zip(cells, rest))
-        for name, *cells in rows
+        for name, *cells in table
     ]
-
-
-def _say_compared(result: dict) -> str:
-    finite = lambda x: x is not None and math.isfinite(x)
-    number = lambda x, form: format(x, form) if finite(x) else "–"
-    between = lambda low, high: "–" if low is None else f"{low:+.4f} … {high:+.4f}"
-    rivals = [row for row in result["rows"] if row["arm"] != result["reference"]]
-    lost = any(row["pairs"] != row["n"] for row in rivals)
-    columns = {
-        "": lambda row: (
-            row["label"] + f" ({row['arm']})" * (row["arm"] != row["label"])
-        ),
-        "runs": lambda row: str(row["n"]),
-        result["metric"]: lambda row: number(row["mean"], ".4f"),
-        "sd": lambda row: number(row["sd"], ".4f"),
-        "difference": lambda row: number(row["difference"], "+.4f"),
-        "pairs": lambda row: str(row["pairs"]) if row in rivals else "–",
-        "interval": lambda row: between(row["low"], row["high"]),
-        "parameters": lambda row: f"{row['parameters']:,}",
-        "TFLOPs": lambda row: number(
-            (row["training_flops"] or math.nan) / 1e12, ",.1f"
-        ),
-    }
-    if not lost:
-        del columns["pairs"]
-    cells = [[cell(row) for cell in columns.values()] for row in result["rows"]]
-    lines = _table([list(columns), *cells])
-    lines.append(f"differences: to {result['reference']}, paired by seed")
+    lines.append(f"differences: to {reference}, paired by seed")
+    undecided = "so no ordering is decided"
     if result["done"] < result["planned"]:
         here = f"{result['done']} of {result['planned']} runs are in"
-        lines.append(f"{here}, so no ordering is decided")
-    gone = [
-        f"{row['label']} {n}" for row in result["rows"] if (n := row["diverged"])
-    ]
-    lines += [f"diverged, left out: {', '.join(gone)}"] if gone else []
+        lines.append(f"{here}, {undecided}")
+    if gone := [f"{r['label']} {r['diverged']}" for r in rows if r["diverged"]]:
+        lines.append(f"diverged, left out: {', '.join(gone)}")
     if result["untuned"]:
-        edge = (
-            "best learning rate at the edge of its grid, so no ordering is decided"
-        )
+        edge = f"best learning rate at the edge of its grid, {undecided}"
         lines.append(f"{edge}: {', '.join(result['untuned'])}")
     return "\n".join(lines)
 
@@ -1395,34 +1141,25 @@ def measure_arms(
     """
     import torch
 
-    from gbattn.conventions import is_count
     from gbattn.cost import measure_machine
     from gbattn.language_model import LanguageModel, model_cost, parameter_count
+    from gbattn.training import check_device
 
-    _check_configs(model=("ModelConfig", model))
-    known = dtype in ("float32", "bfloat16")
-    _require(known, "dtype", repr(dtype), "float32 or bfloat16")
-    good = isinstance(arms, tuple | list) and all(isinstance(a, str) for a in arms)
-    _require(good, "arms", repr(arms), "a tuple of names")
-    _require(len(arms) > 0, "arms", "none", "one or more")
-    once = len(set(arms)) == len(arms)
-    _require(once, "arms", " ".join(arms), "each name once")
+    _check(model=model, dtype=dtype, arms=arms)
     room = _room(model, 1, 32)  # a turn begins with one token
     want = "2 or more, as positions are learned: one to read, one to write"
     _require(room > 0, "max_length", model.max_length, want)
     new_tokens = room if new_tokens is None else new_tokens
-    counts = dict(rounds=rounds, batch_size=batch_size, new_tokens=new_tokens)
-    for name, count in counts.items():
-        _require(is_count(count), name, count, "a positive integer")
+    _check(rounds=rounds, batch_size=batch_size, new_tokens=new_tokens)
     want = f"fewer than max_length = {model.max_length}, as positions are learned"
     fits = new_tokens <= _room(model, 1, new_tokens)
     _require(fits, "new_tokens", new_tokens, want)
-    _check_device(device)
+    check_device(device)
     place = dict(device=torch.device(device), dtype=getattr(torch, dtype))
     with _renamed(attention="arms"):
         configs = {arm: replace(model, attention=arm) for arm in arms}
     machine = measure_machine(**place)
-    turns: dict[str, list[tuple[float, float]]] = {arm: [] for arm in configs}
+    turns = {arm: [] for arm in configs}
     calls = {
         arm: _turn(LanguageModel(config, **place), batch_size, new_tokens)
         for arm, config in configs.items()
@@ -1435,16 +1172,12 @@ def measure_arms(
     for arm, config in configs.items():
         step, written = map(statistics.median, zip(*turns[arm]))
         flops = model_cost(config, batch_size=batch_size).training_flops
-        rows.append(
-            {
-                "arm": arm,
-                "parameters": parameter_count(config).total,
-                "step_seconds": step,
-                "training_tokens_per_second": batch_size * config.max_length / step,
-                "of_product_rate": flops / step / machine.flops,
-                "written_tokens_per_second": new_tokens / written,
-            }
-        )
+        row = {"arm": arm, "parameters": parameter_count(config).total}
+        row["step_seconds"] = step
+        row["training_tokens_per_second"] = batch_size * config.max_length / step
+        row["of_product_rate"] = flops / step / machine.flops
+        row["written_tokens_per_second"] = new_tokens / written
+        rows.append(row)
     facts = {"device": device, "dtype": dtype, "threads": torch.get_num_threads()}
     return {"machine": facts | machine._asdict(), "arms": rows}
 
@@ -1456,10 +1189,8 @@ def _turn(model: "LanguageModel", batch_size: int, new_tokens: int) -> Callable:
 
     device, V = model.head_weight.device, model.config.vocab_size
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    shape = (batch_size, model.config.max_length + 1)
-    text = torch.randint(V, shape, generator=torch.Generator().manual_seed(0)).to(
-        device
-    )
+    shape, seeded = (batch_size, model.config.max_length + 1), torch.Generator()
+    text = torch.randint(V, shape, generator=seeded.manual_seed(0)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -1474,19 +1205,17 @@ def _turn(model: "LanguageModel", batch_size: int, new_tokens: int) -> Callable:
         wait()
         return time.perf_counter() - start
 
-    def write() -> None:
-        model.generate(text[:1, :1], new_tokens)
-
+    write = lambda: model.generate(text[:1, :1], new_tokens)
     return lambda: (seconds(step), seconds(write))
 
 
 def _say_measured(result: dict) -> str:
     m = result["machine"]
+    titles = ("parameters", "a step, ms", "tokens/s", "of product", "written/s")
     lines = [
         f"{m['device']}, {m['dtype']}, {_many(m['threads'], 'thread')}: a product of matrices at "
         f"{m['flops'] / 1e9:,.0f} GFLOP/s",
-        f"{'':12}{'parameters':>12}{'a step, ms':>12}{'tokens/s':>12}{'of product':>12}"
-        f"{'written/s':>12}",
+        f"{'':12}" + "".join(f"{title:>12}" for title in titles),
     ]
     for row in result["arms"]:
         lines.append(
@@ -1518,34 +1247,27 @@ COMMANDS: dict[str, Command] = {
 }
 
 # %% ../nbs/Z_command_line.ipynb #d3b47479
-#| code-fold: true
-def _overview() -> str:
-    lines = [
-        "usage: gbattn COMMAND [words and options]",
-        "",
-        "Attention as regression, boosting inside a layer.",
-        "",
-    ]
-    for name, command in COMMANDS.items():
-        lines.append(
-            f"  {name:10}{inspect.getdoc(command.function).splitlines()[0]}"
-        )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "gbattn COMMAND --help lists the options of a command. All take --json.",
-            "Exit codes: 0 done, 1 failed, 2 a word or an option is at fault (which and",
-            "why is on standard error), 130 stopped by Ctrl-C, 143 by SIGTERM. gbattn",
-            "--version says which version this is.",
-        ]
-    )
+_OVERVIEW = """usage: gbattn COMMAND [words and options]
+
+Attention as regression, boosting inside a layer.
+
+{}
+
+gbattn COMMAND --help lists the options of a command. All take --json.
+Exit codes: 0 done, 1 failed, 2 a word or an option is at fault (which and
+why is on standard error), 130 stopped by Ctrl-C, 143 by SIGTERM. gbattn
+--version says which version this is."""
 
 
 def _act(words: list[str]) -> int:
     command, *rest = words or ["--help"]
     if command in ("-h", "--help", "help"):
-        print(_overview(), flush=True)
+        first = {
+            n: inspect.getdoc(c.function).splitlines()[0]
+            for n, c in COMMANDS.items()
+        }
+        lines = (f"  {name:10}{line}" for name, line in first.items())
+        print(_OVERVIEW.format("\n".join(lines)), flush=True)
         return 0
     if command == "--version":
         from gbattn import __version__
@@ -1553,20 +1275,19 @@ def _act(words: list[str]) -> int:
         print(f"gbattn {__version__}", flush=True)
         return 0
     if command not in COMMANDS:
-        known = ", ".join(COMMANDS)
-        _tell(f"gbattn: no command {command!r}; there are {known}")
+        _tell(f"gbattn: no command {command!r}; there are {', '.join(COMMANDS)}")
         return 2
     try:
         chosen = _parsed(command, rest)
-        as_json = chosen.pop("json")
+        say = _as_json if chosen.pop("json") else COMMANDS[command].say
         result = COMMANDS[command].function(**chosen)
     except ValueError as error:
         raise _as_typed(command, error) from None
-    say = COMMANDS[command].say
-    print(json.dumps(_plain(result)) if as_json else say(result), flush=True)
+    print(say(result), flush=True)
     return 0
 
-
+# %% ../nbs/Z_command_line.ipynb #7d1e456c
+#| code-fold: true
 @contextmanager
 def _heeding_sigterm():
     """Let SIGTERM end a command as Ctrl-C does, unless our caller sees to it."""
@@ -1574,8 +1295,8 @@ def _heeding_sigterm():
     def end(*_):
         raise _Terminated
 
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, end)
@@ -1583,16 +1304,6 @@ def _heeding_sigterm():
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _prepare_streams() -> None:
-    """Give what a shell has closed another end, and have standard output write ? for
-    what its encoding lacks, as standard error does in its way."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def _plain(value: object) -> object:
@@ -1604,8 +1315,12 @@ def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _as_json(result: dict) -> str:
+    return json.dumps(_plain(result))
+
+
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the words of a command line say.
+    """Run a command line.
 
     Parameters
     ----------
@@ -1619,11 +1334,6 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 failed, 2 a word or an option is at fault, 130
         stopped by Ctrl-C, 143 by SIGTERM. Which and why is on standard error.
 
-    Raises
-    ------
-    ValueError
-        For words that are no sequence of strings.
-
     Notes
     -----
     Results go to standard output, all else to standard error: of an error that is
@@ -1632,15 +1342,17 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if words is None else words
     good = isinstance(words, Sequence) and not isinstance(words, str)
-    good = good and all(isinstance(word, str) for word in words)
-    if not good:
+    if not (good and all(isinstance(word, str) for word in words)):
         _require(False, "words", repr(words), "a sequence of strings")
-    words = list(words)
     about = " ".join(["gbattn", *words[:1]])
-    _prepare_streams()
+    for name in ("stdout", "stderr"):  # which a shell may have closed
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+    if hasattr(sys.stdout, "reconfigure"):  # ? for what its encoding lacks
+        sys.stdout.reconfigure(errors="replace")
     try:
         with _heeding_sigterm():
-            return _act(words)
+            return _act(list(words))
     except SystemExit as end:  # tyro has said why
         return end.code
     except _UsageError as error:

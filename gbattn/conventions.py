@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
-           'SEED', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'COLOURS', 'FETCH_RECORDS', 'CHAPTERS', 'Symbol',
-           'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional', 'list_of',
-           'instance', 'check', 'check_fields', 'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder',
-           'check_packages', 'lock_folder', 'check_mask', 'check_tensors', 'read_json', 'seed_everything', 'profile',
-           'colour_of', 'figure_style', 'results_folder', 'experiment_folder', 'write_atomic', 'Record', 'read_records',
-           'load_records', 'quote', 'put_to_test']
+           'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'COLOURS', 'FETCH_RECORDS',
+           'CHAPTERS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of',
+           'optional', 'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries',
+           'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask',
+           'check_tensors', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder',
+           'experiment_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -185,6 +185,10 @@ INTEGER: Rule = is_integer, "an integer"
 COUNT: Rule = is_count, "a positive integer"
 LENGTH = integer("an integer, 0 or more", lambda x: x >= 0)
 SEED = integer("an integer from 0 to 2**32 - 1", lambda x: 0 <= x < 2**32)
+PATH: Rule = (
+    lambda x: isinstance(x, str | os.PathLike) and x != "",
+    "a path; the current folder is '.'",
+)
 FLAG = instance(bool, "True or False")
 STRING = instance(str, "a string")
 DICTIONARY = instance(dict, "a dictionary")
@@ -192,18 +196,101 @@ FLOATING: Rule = (
     lambda x: isinstance(x, torch.dtype) and x.is_floating_point,
     "a floating dtype",
 )
+INTEGRAL: Rule = (
+    lambda x: not (x.is_floating_point or x.is_complex or x == torch.bool),
+    "an integer dtype",
+)
+INDEX: Rule = (
+    lambda x: x in (torch.int32, torch.int64),
+    "torch.int64 or torch.int32",
+)
+
+
+def divisor_of(name: str, n: int) -> Rule:
+    """The rule of a divisor of a size, which has a name."""
+    return (
+        lambda x: is_count(x) and n % x == 0,
+        lambda: f"a divisor of {name} = {n}",
+    )
 
 
 def check(**arguments: tuple[object, Rule]) -> None:
     """Check arguments, each given as ``name=(value, rule)``.
 
-    A rule is a pair: a predicate, and the words for what it accepts.
+    A rule is a pair: a predicate, and the words for what it accepts, or a function
+    that returns them.
     """
     for name, (value, (holds, want)) in arguments.items():
         # Nothing is formatted before a check fails: to format a size would tell a
         # compiler that the size never changes.
         if not holds(value):
+            want = want if isinstance(want, str) else want()
             require(False, name, describe(value), want)
+
+
+def check_tensor(
+    name: str,
+    x: object,
+    shape: str,
+    *,
+    dtype: Rule | torch.dtype | None = None,
+    device: torch.device | None = None,
+    of: str = "",
+    positive: str = "",
+    **sizes: int,
+) -> None:
+    """Check the sizes, the dtype and the device of a tensor.
+
+    Parameters
+    ----------
+    name : str
+        The argument.
+    x : torch.Tensor
+        Its value.
+    shape : str
+        Letters of the notation, such as ``"B T D"``; a leading ``"…"`` stands for any
+        dimensions.
+    dtype, device : optional
+        What they must be; a dtype or the rule of one.
+    of : str
+        Whose sizes, dtype and device these are, for the message.
+    positive : str
+        Letters of sizes that must not be 0.
+    **sizes : int
+        What is known of them, by letter.
+    """
+    letters, least, of = shape.split(), positive.split(), of and f", as {of}"
+    known = letters[1:] if letters[0] == "…" else letters
+    tensor = isinstance(x, torch.Tensor)
+    fits = (
+        tensor
+        and x.ndim >= len(known)
+        and (x.ndim == len(known) or known != letters)
+    )
+    if not (
+        fits
+        and all(
+            n == sizes.get(letter, n) and (letter not in least or n > 0)
+            for letter, n in zip(known, x.shape[x.ndim - len(known) :])
+        )
+    ):
+        got = f"shape {tuple(x.shape)}" if tensor else type(x).__name__
+        bounds = [
+            f"{letter} = {sizes[letter]}" if letter in sizes else f"{letter} ≥ 1"
+            for letter in known
+            if letter in sizes or letter in least
+        ]
+        bounds = f" with {', '.join(bounds)}" if bounds else ""
+        comma = "," if len(letters) == 1 else ""
+        want = "a tensor" if letters == ["…"] else f"({', '.join(letters)}{comma})"
+        require(False, name, got, f"{want}{bounds}{of}")
+    if device is not None and x.device != device:
+        require(False, name, f"device {x.device}", f"{device}{of}")
+    if dtype is not None:
+        rule = isinstance(dtype, tuple)
+        holds, want = dtype if rule else (lambda found: found == dtype, dtype)
+        if not holds(x.dtype):
+            require(False, name, f"dtype {x.dtype}", f"{want}{of}")
 
 
 def check_fields(owner: object, rules: dict[str, Rule]) -> None:
@@ -514,12 +601,14 @@ def _provenance() -> dict[str, object]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and move it there when it is whole; an error
-    names the file, which that of a full disk does not."""
+    """Write a file beside its place, flush it to disk, and move it there when it is
+    whole; an error names the file, which that of a full disk does not."""
     # A name of its own, as another process may write the same file.
     draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
     try:
         draft.write_bytes(content)
+        with draft.open("rb+") as file:
+            os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
         why = error.strerror or str(error)

@@ -38,17 +38,19 @@ from gbattn.conventions import (
     FLAG,
     LENGTH,
     NOT_NEGATIVE,
+    PATH,
     SEED,
     check,
     check_entries,
-    check_flag,
     check_folder,
     check_packages,
+    instance,
     integer,
     one_of,
     optional,
     read_json,
     require,
+    write_atomic,
 )
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
@@ -566,6 +568,12 @@ class Corpus:
         check(split=(split, one_of(*SPLITS)))
         return self.manifest["splits"][split]["bytes"]
 
+    def scored_bytes(self, split: str) -> int:
+        """The number of bytes to divide by for all tokens of a split but the first."""
+        if self.lossless:
+            return self.n_bytes(getattr(self, split)[1:])
+        return self.text_bytes(split)
+
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, of shape (n,) in the dtype of the corpus; needs
         ``tokenizers``."""
@@ -724,6 +732,7 @@ def _text_up_to(text: str, spelled: str) -> bytes:
 
 def _append(path: Path, content: bytes) -> None:
     """Append to a file; an error names it, which that of a full disk does not."""
+    # Not `write_atomic`: the tokens of a split do not fit in memory.
     try:
         with path.open("ab") as file:
             file.write(content)
@@ -820,7 +829,7 @@ def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
     """Write the files of a cache."""
     text = _tokenizer_text(rows("train"), recipe)
     tokenizer = train_tokenizer(text, recipe["vocab_size"], recipe["tokenizer"])
-    _append(draft / "tokenizer.json", tokenizer.to_str().encode())
+    write_atomic(draft / "tokenizer.json", tokenizer.to_str().encode())
     spellings = _spellings(json.loads(tokenizer.to_str()), recipe["tokenizer"])
     dtype = np.dtype("<u2" if len(spellings) <= 2**16 else "<u4")
     limits = {"train": recipe["max_train_tokens"]}
@@ -839,7 +848,7 @@ def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
         "splits": splits,
     }
     manifest["sha256"] = manifest_checksum(manifest)
-    _append(draft / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    write_atomic(draft / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
 
 # %% ../nbs/14_corpora.ipynb #d79356cd
 #| code-fold: true
@@ -860,9 +869,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     -----
     Source: chapter 14.
     """
-    kind = type(folder).__name__
-    require(isinstance(folder, str | Path), "folder", kind, "a path")
-    check_flag("verify", verify)
+    check(folder=(folder, PATH), verify=(verify, FLAG))
     folder = Path(folder).absolute()  # of what is read later
     cure = "a cache as load_corpus writes it; delete the folder and load the corpus again, or copy it again"
     path = folder / MANIFEST
@@ -895,12 +902,14 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
 
 def cache_root(cache: str | Path | None) -> Path:
     """The folder of caches."""
-    good = cache is None or isinstance(cache, str | Path) and cache != ""
-    require(good, "cache", repr(cache), "a path")
+    check(cache=(cache, optional(PATH)))
     root = Path(cache or os.environ.get("GBATTN_CACHE") or "~/.cache/gbattn")
     root = root.expanduser()
     check_folder("cache", root)
     return root
+
+
+_LIMIT = optional(integer("an integer, 2 or more", lambda x: x > 1))
 
 
 def load_corpus(
@@ -949,13 +958,12 @@ def load_corpus(
     next 1,000 test. Source: chapter 14.
     """
     check_recipe("tokenizer", tokenizer, vocab_size)
-    check_flag("verify", verify)
-    limit = optional(integer("an integer, 2 or more", lambda x: x > 1))
-    check(max_train_tokens=(max_train_tokens, limit))
-    kind, named = type(name_or_folder).__name__, isinstance(name_or_folder, str)
-    place = named or isinstance(name_or_folder, Path)
-    require(place, "name_or_folder", kind, "a name or a folder")
-    root = cache_root(cache)
+    check(
+        name_or_folder=(name_or_folder, instance(str | Path, "a name or a folder")),
+        max_train_tokens=(max_train_tokens, _LIMIT),
+        verify=(verify, FLAG),
+    )
+    root, named = cache_root(cache), isinstance(name_or_folder, str)
     name, path = str(name_or_folder), Path(name_or_folder)
     if named and name in HUB:
         rows, source = _from_hub(name)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Parts', 'COUNTS', 'count_flops', 'Cost', 'linear_cost', 'AttentionSizes', 'counts', 'add_parts', 'one_round',
-           'attention_parts', 'attention_cost', 'count_traffic_bytes', 'Machine', 'measure_machine', 'roofline_seconds',
-           'count_saved_bytes']
+           'attention_parts', 'attention_cost', 'count_traffic_bytes', 'count_kernels', 'Machine', 'measure_machine',
+           'roofline_seconds', 'count_saved_bytes']
 
 # %% ../nbs/10_cost.ipynb #c49d7d04
 import math
@@ -205,20 +205,32 @@ class AttentionSizes(NamedTuple):
         """Numbers in a tensor (B, T, D)."""
         return self.B * self.T * self.D
 
-    def project(self, outputs: int, rows: int, saved: int = 0) -> Cost:
-        """Cost of a projection of the width of the layer."""
+    def project(self, tokens: int, *widths: int, saved: bool = True) -> Cost:
+        """Cost of projecting tokens to these widths, by one product."""
+        rows, width = self.B * tokens, sum(widths)
         bias = self.layer.query.bias is not None
-        cost = linear_cost(self.D, outputs, rows, bias=bias, itemsize=self.itemsize)
-        return replace(cost, saved_bytes=self.itemsize * saved)
+        cost = linear_cost(self.D, width, rows, bias=bias, itemsize=self.itemsize)
+        cost = replace(cost, saved_bytes=self.itemsize * rows * width * saved)
+        if len(widths) == 1:
+            return cost
+        if tokens == 1:  # a product each
+            return cost + self.moved((len(widths) - 1) * rows * self.D)
+        # The weights are read and written to stand side by side; the copy is saved.
+        return cost + self.moved(2 * cost.parameters, self.D * width)
 
     def query(self) -> Cost:
         """Cost of the projection of queries."""
-        return self.project(self.D, self.B * self.T, saved=self.numel)
+        return self.project(self.T, self.D)
 
     def keys_and_values(self) -> Cost:
         """Cost of the projections of keys and values."""
-        rows = self.B * self.new
-        return 2 * self.project(self.kv_dim, rows, saved=rows * self.kv_dim)
+        return self.project(self.new, self.kv_dim, self.kv_dim)
+
+    def query_keys_and_values(self) -> Cost:
+        """Cost of all three projections, of one input if there is no context."""
+        if self.context is not None:
+            return self.query() + self.keys_and_values()
+        return self.project(self.T, self.D, self.kv_dim, self.kv_dim)
 
     def attention(self, kv_dim: int) -> Cost:
         """Cost of one attention. Two products forward; five backward, as the fused
@@ -275,9 +287,9 @@ def add_parts(parts: Parts, more: Parts) -> Parts:
 def one_round(p: AttentionSizes) -> Parts:
     """Return the costs of multi-head attention by part."""
     inputs = p.numel + p.B * (p.context or 0) * p.D
-    projections = p.query() + p.keys_and_values() + p.moved(0, saved=inputs)
+    projections = p.query_keys_and_values() + p.moved(0, saved=inputs)
     return {
-        "projections": projections + p.project(p.D, p.B * p.T),
+        "projections": projections + p.project(p.T, p.D, saved=False),
         "attention": p.attention(p.kv_dim),
         "gate": Cost(),
         "elementwise": Cost(),
@@ -308,7 +320,9 @@ def _boosted_parts(p: AttentionSizes) -> Parts:
         p.check_no_context()
     n = {"feature": p.D, "head": layer.n_heads, "scalar": 1, "none": 0}[layer.gate]
     project, gate = p.query(), Cost()
-    if layer.kv_from != "shared":
+    if layer.kv_from == "residual":
+        project = p.query_keys_and_values()
+    elif layer.kv_from == "input":
         project += p.keys_and_values()
     residual = p.moved(3 * p.numel, p.numel)
     update = p.moved(4 * p.numel if n == p.D else 3 * p.numel + rows * n)
@@ -447,6 +461,36 @@ def attention_cost(
 
 # %% ../nbs/10_cost.ipynb #c5776e56
 #| code-fold: true
+def _bytes_by_operation(call: Callable, args: tuple, options: dict) -> list[int]:
+    """Make the call; return the bytes that each operation reads and writes, those that
+    return views aside."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    moved = []
+
+    def tensors(tree: object) -> list[torch.Tensor]:
+        leaves = tree_leaves(tree)
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            result = op(*args, **(kwargs or {}))
+            read, written = tensors((args, kwargs)), tensors(result)
+            here = {t.untyped_storage()._cdata for t in read}
+            view = all(t.untyped_storage()._cdata in here for t in written)
+            if op._schema.is_mutable or not view:
+                if op._overloadpacket is torch.ops.aten.copy_:
+                    read = read[1:]  # the target is written only
+                once = {id(t): t for t in read}.values()
+                moved.append(sum(map(_touched, [*once, *written])))
+            return result
+
+    with Watch():
+        call(*args, **options)
+    return moved
+
+
 def _touched(tensor: torch.Tensor) -> int:
     """Bytes of the tensor, each element of an expanded one once."""
     sizes = (
@@ -474,31 +518,28 @@ def count_traffic_bytes(call: Callable, *args, **options) -> int:
     A model, not a measurement: a cache may save a read, and a kernel may read
     twice. Source: chapter 10; ``torch.utils._python_dispatch``.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
+    return sum(_bytes_by_operation(call, args, options))
 
-    def tensors(tree: object) -> list[torch.Tensor]:
-        leaves = tree_leaves(tree)
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-    class Traffic(TorchDispatchMode):
-        total = 0
+def count_kernels(call: Callable, *args, **options) -> int:
+    """Make the call and return the number of operations it dispatches, views aside.
 
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            result = op(*args, **(kwargs or {}))
-            read, written = tensors((args, kwargs)), tensors(result)
-            if op._overloadpacket is torch.ops.aten.copy_:
-                read = read[1:]  # the target is written only
-            here = {t.untyped_storage()._cdata for t in read}
-            view = all(t.untyped_storage()._cdata in here for t in written)
-            if op._schema.is_mutable or not view:
-                once = {id(t): t for t in read}.values()
-                self.total += sum(map(_touched, [*once, *written]))
-            return result
+    Parameters
+    ----------
+    call : callable
+        A layer or any function, called as ``call(*args, **options)``.
 
-    with Traffic() as traffic:
-        call(*args, **options)
-    return traffic.total
+    Returns
+    -------
+    int
+        Operations on tensors that compute or copy something. On a GPU each launches
+        one kernel, or a few.
+
+    Notes
+    -----
+    Source: chapter 10; ``torch.utils._python_dispatch``.
+    """
+    return len(_bytes_by_operation(call, args, options))
 
 # %% ../nbs/10_cost.ipynb #16dc9a9f
 class Machine(NamedTuple):

@@ -45,6 +45,7 @@ from gbattn.conventions import (
     FETCH_RECORDS,
     FLAG,
     LENGTH,
+    PATH,
     STRING,
     Record,
     Rule,
@@ -100,7 +101,6 @@ def _cached(spec: "CorpusSpec") -> Corpus | None:
     return None
 
 
-_PATH: Rule = lambda x: x is None or isinstance(x, str | os.PathLike), "a path"
 _WORD: Rule = lambda x: isinstance(x, str) and x != "", "a string that is not empty"
 
 
@@ -162,7 +162,7 @@ class CorpusSpec:
         Where a fingerprint is given and the cache has such a corpus, as when it was
         carried here, the text itself is not needed.
         """
-        check(corpora=(corpora, _PATH))
+        check(corpora=(corpora, optional(PATH)))
         root = corpora or os.environ.get("GBATTN_CORPORA")
         return _load(self, None if root is None else str(root))
 
@@ -853,7 +853,7 @@ def records_of(
     runs are not known, and none is in.
     """
     experiment = find_experiment(experiment)
-    check(folder=(folder, _PATH))
+    check(folder=(folder, optional(PATH)))
     folder, sweep = Path(folder or results_folder()), experiment.rates_from
     if not _folder_of(experiment.name, folder).is_dir():
         return []
@@ -1073,7 +1073,7 @@ def run(
         workers=(workers, COUNT), shard=(shard, _SHARD), progress=(progress, FLAG)
     )
     places = dict(folder=folder, work=work, corpora=corpora)
-    check(**{name: (place, _PATH) for name, place in places.items()})
+    check(**{name: (place, optional(PATH)) for name, place in places.items()})
     folder = Path(folder or results_folder())
     work = Path(
         work

@@ -10,8 +10,6 @@ __all__ = ['next_token_loss', 'ModelConfig', 'LanguageModel', 'next_token_probab
 import hashlib
 import json
 import math
-import os
-import uuid
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,22 +25,27 @@ from gbattn.attention import (
     compute_dtype,
     padding_mask,
 )
-from .blocks import Block, check_features, make_normalizer
+from .blocks import Block, make_normalizer
 from .boosted import Gate
 from gbattn.conventions import (
     COUNT,
     FLAG,
+    FLOATING,
+    INDEX,
     INTEGER,
     NOT_NEGATIVE,
+    PATH,
     POSITIVE,
     PROBABILITY,
     check,
     check_fields,
     check_folder,
     check_packages,
+    check_tensor,
     describe,
     eval_mode,
     instance,
+    integer,
     is_count,
     is_integer,
     number,
@@ -50,6 +53,7 @@ from gbattn.conventions import (
     optional,
     read_json,
     require,
+    write_atomic,
 )
 from .cost import Cost, attention_cost, linear_cost
 
@@ -62,36 +66,29 @@ def _has_tangent(*tensors: torch.Tensor) -> bool:
 
 
 def _check_numbers(name: str, numbers: torch.Tensor, size: int, blank=None) -> None:
-    """Check token ids, on a CPU only: a compiler and `torch.func.vmap` cannot read
-    them, and to read those of another device would synchronise with it."""
-    if torch.compiler.is_compiling() or numbers.device.type != "cpu":
+    """Check the range of token ids, once torch has found that one is outside, which
+    it does on a CPU: a check in advance would cost every call three kernels."""
+    if numbers.device.type != "cpu":
         return
     try:
         scored = numbers if blank is None else numbers[numbers != blank]
-        edges = [edge.item() for edge in scored.aminmax()] if scored.numel() else []
-    except RuntimeError:  # from vmap
+        low, high = (edge.item() for edge in scored.aminmax())
+    except RuntimeError:  # from vmap, or of no number: the error is another one
         return
-    if edges:
-        low, high = edges
-        also = "" if blank is None else f", or {blank}"
-        want = f"numbers from 0 to {size - 1}{also}"
-        require(0 <= low and high < size, name, f"{low} to {high}", want)
+    also = "" if blank is None else f", or {blank}"
+    want = f"numbers from 0 to {size - 1}{also}"
+    require(0 <= low and high < size, name, f"{low} to {high}", want)
 
 
-def _is_tokens(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] > 0
+def _embed(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tensor:
+    try:
+        return table(numbers)
+    except IndexError:
+        _check_numbers(name, numbers, table.num_embeddings)
+        raise
 
 
 _REDUCTION = one_of("mean", "sum")
-_TOKENS = _is_tokens, "integers (B, T) with T ≥ 1"
-_INTEGERS = (
-    lambda x: x.dtype in (torch.int32, torch.int64),
-    "torch.int64 or torch.int32",
-)
-
-
-def _check_reduction(reduction: str) -> None:
-    check(reduction=(reduction, _REDUCTION))
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 def next_token_loss(
@@ -127,31 +124,24 @@ def next_token_loss(
     way, so the logits never exist: one backward pass, no second derivatives, no
     ``torch.func.grad``, and no forward mode in compiled code. Source: chapter 13.
     """
-    for name, x in (("h", h), ("weight", weight), ("targets", targets)):
-        tensor = isinstance(x, torch.Tensor)
-        require(tensor, name, type(x).__name__, "a torch.Tensor")
-    if not (
-        h.ndim == weight.ndim == 2
-        and targets.ndim == 1
-        and h.shape[0] == targets.shape[0]
-        and h.shape[1] == weight.shape[1]
-    ):
-        got = [tuple(x.shape) for x in (h, weight, targets)]
-        want = "shapes (N, D), (V, D) and (N,)"
-        require(False, "h, weight, targets", f"shapes {got}", want)
-    for name, x in (("weight", weight), ("targets", targets)):
-        got, want = f"device {x.device}", f"{h.device}, as h"
-        require(x.device == h.device, name, got, want)
-    floating = h.is_floating_point()
-    require(floating, "h", f"dtype {h.dtype}", "a floating dtype")
+    check_tensor("h", h, "N D", dtype=FLOATING)
+    (N, D), like = h.shape, dict(device=h.device, of="h")
     dtype = compute_dtype(h.device, h.dtype)
-    same = weight.is_floating_point()
-    same = same and compute_dtype(h.device, weight.dtype) == dtype
-    require(same, "weight", f"dtype {weight.dtype}", f"{h.dtype}, as h")
-    long = targets.dtype == torch.int64
-    require(long, "targets", f"dtype {targets.dtype}", "torch.int64")
-    _check_reduction(reduction)
-    _check_numbers("targets", targets, weight.shape[0], blank=-100)
+    same = (
+        lambda d: d.is_floating_point and compute_dtype(h.device, d) == dtype,
+        h.dtype,
+    )
+    check_tensor("weight", weight, "V D", D=D, dtype=same, **like)
+    check_tensor("targets", targets, "N", N=N, dtype=torch.int64, **like)
+    check(reduction=(reduction, _REDUCTION))
+    try:
+        return _next_token_loss(h, weight, targets, reduction, dtype)
+    except (IndexError, RuntimeError):
+        _check_numbers("targets", targets, weight.shape[0], blank=-100)
+        raise
+
+
+def _next_token_loss(h, weight, targets, reduction, dtype):
     rows = 256 if h.device.type == "cpu" else 2048
     # By chunks, half precision would round the loss (bfloat16), or lose gradients
     # before a scaler sees them (float16); a tangent would be lost, and an exported
@@ -376,10 +366,6 @@ def _as_json(name: str, options: dict) -> str:
 
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 #| code-fold: true
-def _check_seed(seed: int) -> None:
-    check(seed=(seed, INTEGER))
-
-
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -500,7 +486,7 @@ class LanguageModel(nn.Module):
             its weight. An attention layer of your own draws what is neither in a
             linear map nor in a table from a generator with a seed for its name.
         """
-        _check_seed(seed)
+        check(seed=(seed, INTEGER))
         layers = [block.attention for block in self.blocks]
         for name, module in self.named_modules():
             if isinstance(module, Gate):
@@ -537,11 +523,13 @@ class LanguageModel(nn.Module):
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return the logits (…, V) of a residual stream h (…, D)."""
-        check_features("h", h, self.config.d_model)
-        self._check_device("h", h)
-        dtypes = [compute_dtype(h.device, x.dtype) for x in (h, self.head_weight)]
-        want = f"{self.head_weight.dtype}, as the model"
-        require(dtypes[0] == dtypes[1], "h", f"dtype {h.dtype}", want)
+        weight = self.head_weight
+        multiplied = lambda dtype: compute_dtype(weight.device, dtype)
+        same = (
+            lambda dtype: multiplied(dtype) == multiplied(weight.dtype),
+            weight.dtype,
+        )
+        self._check_tensor("h", h, "… D", D=self.config.d_model, dtype=same)
         return nnf.linear(self.final_norm(h), self.head_weight)
 
     def forward(
@@ -581,14 +569,18 @@ class LanguageModel(nn.Module):
             Logits, shape (B, T, V), or (B, logits_to_keep, V); or the loss in nats,
             one number, float32 at least. Token ids are checked on a CPU only.
         """
-        self._check_tokens("tokens", tokens)
-        _check_reduction(reduction)
+        self._check_tensor("tokens", tokens, "B T", dtype=INDEX, positive="T")
+        B, T = tokens.shape
+        check(reduction=(reduction, _REDUCTION))
         if targets is not None:  # all checks are before the first change of a cache
-            self._check_targets(targets, tokens)
+            sizes = dict(B=B, T=T, dtype=torch.int64)
+            self._check_tensor("targets", targets, "B T", **sizes)
+            if cache is not None:
+                _check_numbers("targets", targets, self.config.vocab_size, -100)
         if logits_to_keep is not None:
             fits = targets is None and is_count(logits_to_keep)
-            if not (fits and logits_to_keep <= tokens.shape[1]):
-                want = f"None or, without targets, 1 to {tokens.shape[1]}"
+            if not (fits and logits_to_keep <= T):
+                want = f"None or, without targets, 1 to {T}"
                 require(False, "logits_to_keep", repr(logits_to_keep), want)
         h = self._stream(tokens, mask, positions, cache)
         if logits_to_keep is not None:
@@ -600,22 +592,11 @@ class LanguageModel(nn.Module):
             h, self.head_weight, targets.flatten(), reduction=reduction
         )
 
-    def _check_tokens(self, name: str, tokens) -> None:
-        for rule in (_TOKENS, _INTEGERS):
-            check(**{name: (tokens, rule)})
-        self._check_device(name, tokens)
-        _check_numbers(name, tokens, self.config.vocab_size)
-
-    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
-        here, there = self.token_embedding.weight.device, tensor.device
-        require(there == here, name, f"device {there}", f"{here}, as the model")
-
-    def _check_targets(self, targets, tokens) -> None:
-        if getattr(targets, "shape", None) != tokens.shape:
-            want = f"shape {tuple(tokens.shape)}, as tokens"
-            require(False, "targets", describe(targets), want)
-        self._check_device("targets", targets)
-        _check_numbers("targets", targets, self.config.vocab_size, blank=-100)
+    def _check_tensor(
+        self, name: str, x: torch.Tensor, shape: str, **options
+    ) -> None:
+        device = self.token_embedding.weight.device
+        check_tensor(name, x, shape, device=device, of="the model", **options)
 
     def _stream(self, tokens, mask, positions, cache) -> torch.Tensor:
         """The residual stream after the last block, (B, T, D)."""
@@ -623,7 +604,7 @@ class LanguageModel(nn.Module):
         if cache is not None:
             self._check_cache(cache)
             caches = cache
-        h = self.token_embedding(tokens)  # (B, T, D)
+        h = _embed(self.token_embedding, "tokens", tokens)  # (B, T, D)
         if self.position_embedding is not None:
             past = 0 if cache is None else cache[0].length
             h = h + self._position_vectors(tokens, positions, past)
@@ -659,10 +640,8 @@ class LanguageModel(nn.Module):
         if tuple(getattr(positions, "shape", ())) not in ((T,), (B, T)):
             want = f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
             require(False, "positions", describe(positions), want)
-        check(positions=(positions, _INTEGERS))
-        self._check_device("positions", positions)
-        _check_numbers("positions", positions, rows)
-        return self.position_embedding(positions)
+        self._check_tensor("positions", positions, "…", dtype=INDEX)
+        return _embed(self.position_embedding, "positions", positions)
 
     def make_caches(
         self, batch_size: int, max_length: int | None = None
@@ -762,16 +741,19 @@ class LanguageModel(nn.Module):
         return tokens
 
     def _check_generate(self, prompt, max_new_tokens, lengths, cache, end) -> None:
-        self._check_tokens("prompt", prompt)
-        check(max_new_tokens=(max_new_tokens, COUNT), cache=(cache, FLAG))
+        self._check_tensor("prompt", prompt, "B T", dtype=INDEX, positive="T")
+        _check_numbers("prompt", prompt, self.config.vocab_size)
         (B, T), room = prompt.shape, self.config.max_length
+        top = self.config.vocab_size - 1
+        token = integer(f"a token from 0 to {top}", lambda x: 0 <= x <= top)
+        check(
+            max_new_tokens=(max_new_tokens, COUNT),
+            cache=(cache, FLAG),
+            end=(end, optional(token)),
+        )
         if lengths is not None:
-            if isinstance(lengths, torch.Tensor):
-                self._check_device("lengths", lengths)
+            self._check_tensor("lengths", lengths, "B", B=B)
             padding_mask(lengths, T, side="left")
-            require(
-                len(lengths) == B, "lengths", describe(lengths), f"shape ({B},)"
-            )
             positive = bool((lengths > 0).all())
             require(positive, "lengths", lengths.tolist(), "one real token or more")
         longest = T if lengths is None else int(lengths.max()) if B else 0
@@ -779,10 +761,6 @@ class LanguageModel(nn.Module):
         want = f"at most max_length = {room}, as positions are learned"
         got = f"{longest} tokens and {max_new_tokens} more"
         require(fits, "max_new_tokens", got, want)
-        if end is not None:
-            whole = is_integer(end) and 0 <= end < self.config.vocab_size
-            want = f"None or a token from 0 to {self.config.vocab_size - 1}"
-            require(whole, "end", repr(end), want)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``.
@@ -807,8 +785,8 @@ class LanguageModel(nn.Module):
         check_packages("train", "safetensors")
         from safetensors.torch import save
 
-        folder = _as_path(folder)
-        check_folder("folder", folder)
+        check(folder=(folder, PATH))
+        check_folder("folder", folder := Path(folder))
         weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
         plan = type(self)(self.config, device="meta")
         _check_weights("model", weights, plan, "as its config says")
@@ -825,19 +803,8 @@ class LanguageModel(nn.Module):
         # In one entry: safetensors writes several in another order each time.
         metadata = {"gbattn": json.dumps(facts, sort_keys=True)}
         readable = json.dumps({"format": _FORMAT} | config, indent=1)
-        for name, content in (
-            ("model.safetensors", save(weights, metadata=metadata)),
-            ("config.json", readable.encode() + b"\n"),
-        ):
-            draft = folder / f"{name}.draft-{uuid.uuid4().hex[:8]}"
-            try:
-                with draft.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(folder / name)
-            finally:
-                draft.unlink(missing_ok=True)
+        write_atomic(folder / "model.safetensors", save(weights, metadata=metadata))
+        write_atomic(folder / "config.json", readable.encode() + b"\n")
 
     @classmethod
     def from_pretrained(
@@ -857,7 +824,8 @@ class LanguageModel(nn.Module):
         device, dtype : optional
             Of the weights; by default the CPU, and the dtype in the file.
         """
-        folder = _as_path(folder)
+        check(folder=(folder, PATH))
+        folder = Path(folder)
         _device_of_weights(device, dtype)
         config, weights = _read_files(folder)
         model = cls(config, device="meta")
@@ -912,12 +880,7 @@ def next_token_probabilities(
     Source: chapter 13; Holtzman et al. (2020) for ``top_p``.
     """
     _check_sampling(temperature, top_k, top_p)
-    fits = isinstance(logits, torch.Tensor) and logits.ndim > 0
-    if not (fits and logits.shape[-1] > 0):
-        want = "numbers of shape (…, V) with V ≥ 1"
-        require(False, "logits", describe(logits), want)
-    floating = logits.is_floating_point()
-    require(floating, "logits", f"dtype {logits.dtype}", "a floating dtype")
+    check_tensor("logits", logits, "… V", positive="V", dtype=FLOATING)
     logits = logits.to(at_least_float32(logits.dtype))
     V = logits.shape[-1]
     if temperature == 0:
@@ -956,7 +919,7 @@ def _uniform(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
     wide = torch.float32 if device.type == "mps" else torch.float64
     drawn = torch.empty(B, steps, dtype=wide, device="cpu")
     for row, (own, b) in zip(drawn, seeds):
-        _check_seed(own)
+        check(seed=(own, INTEGER))
         generator = torch.Generator().manual_seed(_seed_of(own, f"sequence {b}"))
         row.copy_(torch.rand(steps, generator=generator, dtype=wide, device="cpu"))
     return drawn.to(device)
@@ -983,13 +946,6 @@ def _checksum(weights: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _as_path(folder: str | Path) -> Path:
-    kind = type(folder).__name__
-    require(isinstance(folder, str | Path), "folder", kind, "a path")
-    require(folder != "", "folder", "''", "a path; the current folder is '.'")
-    return Path(folder)
 
 
 def _check_weights(

@@ -16,7 +16,7 @@ from gbattn.attention import (
     register,
     split_heads,
 )
-from .conventions import is_count, require
+from .conventions import COUNT, check, require
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 @register("twicing")
@@ -54,7 +54,7 @@ class TwicingAttention(MultiHeadAttention):
         dropout: float = 0.0,
         **options,
     ) -> None:
-        require(is_count(rounds), "rounds", rounds, "a positive integer")
+        check(rounds=(rounds, COUNT))
         why = "rounds with the same attention weights would have to drop the same ones"
         check_no_dropout(dropout, why)
         super().__init__(d_model, n_heads, **options)
@@ -75,9 +75,8 @@ class TwicingAttention(MultiHeadAttention):
         own_values = inputs.source is inputs.x
         want = "None: the residual V − AV needs a value for each query"
         require(own_values or self.rounds == 1, "context", "a context", want)
-        q = self.query_heads(inputs, self.query(inputs.x))
-        kv = self.key(inputs.source), self.value(inputs.source)
-        k, r = self.append_kv(inputs, *kv)  # r: the values
+        q, k, v = self.project_inputs(inputs)
+        q, (k, r) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
         F = None
         for m in range(1, self.rounds + 1):
             c, A = self.attend_heads(inputs, q, k, r)

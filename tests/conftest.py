@@ -4,3 +4,5 @@ test_on_a_gpu.py is what goes there."""
 import os
 
 os.environ["ACCELERATE_USE_CPU"] = "true"
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # which share the cores, and with them what they start
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // int(workers))))

@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn import conventions
 from gbattn.conventions import (
+    FLOATING,
+    INDEX,
+    INTEGRAL,
     SYMBOLS,
     Record,
+    check_tensor,
     check_tensors,
     colour_of,
+    divisor_of,
     load_records,
     profile,
     quote,
@@ -410,3 +415,40 @@ def test_a_compiler_traces_checks_of_sizes_that_change():
     compiled = torch.compile(half, fullgraph=True, dynamic=True, backend="eager")
     for n in (2, 3, 5):
         assert torch.equal(compiled(torch.ones(n), 0.5), torch.ones(n) / 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "shape", "options", "sentence"),
+    [
+        ([1.0], "B T", {}, "x: got list; want (B, T)"),
+        (torch.ones(2), "B T", {"T": 3}, "x: got shape (2,); want (B, T) with T = 3"),
+        (torch.ones(2, 4), "B T", {"T": 3, "of": "y"}, "x: got shape (2, 4); want (B, T) with T = 3, as y"),
+        (torch.ones(0, 4), "B T", {"positive": "B T"}, "x: got shape (0, 4); want (B, T) with B ≥ 1, T ≥ 1"),
+        (torch.ones(()), "… D", {}, "x: got shape (); want (…, D)"),
+        (torch.ones(2, 3, 5), "… D", {"D": 4}, "x: got shape (2, 3, 5); want (…, D) with D = 4"),
+        (torch.ones(2, 2), "n", {}, "x: got shape (2, 2); want (n,)"),
+        ("x", "…", {}, "x: got str; want a tensor"),
+        (torch.ones(2).long(), "n", {"dtype": FLOATING}, "x: got dtype torch.int64; want a floating dtype"),
+        (torch.ones(2) > 0, "n", {"dtype": INTEGRAL}, "x: got dtype torch.bool; want an integer dtype"),
+        (torch.ones(2).short(), "n", {"dtype": INDEX}, "x: got dtype torch.int16; want torch.int64 or torch.int32"),
+        (torch.ones(2), "n", {"dtype": torch.half, "of": "y"}, "x: got dtype torch.float32; want torch.float16, as y"),
+        (torch.ones(2, device="meta"), "n", {"device": torch.device("cpu")}, "x: got device meta; want cpu"),
+    ],
+)
+def test_a_tensor_that_breaks_its_rule_is_described(x, shape, options, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        check_tensor("x", x, shape, **options)
+
+
+def test_a_tensor_that_obeys_its_rule_passes():
+    x = torch.ones(2, 0, 4)
+    for shape in ("B T D", "… T D", "… D", "…"):
+        check_tensor("x", x, shape, dtype=FLOATING, device=x.device, positive="D", D=4)
+    check_tensor("x", x, "B T D", B=2, T=0, D=4, dtype=torch.float32)
+    compiled = torch.compile(lambda x: (check_tensor("x", x, "B T", T=3), x + 1)[1], fullgraph=True, backend="eager")
+    assert torch.equal(compiled(torch.ones(2, 3)), torch.full((2, 3), 2.0))
+
+
+def test_a_divisor_is_a_positive_integer_that_divides():
+    holds, want = divisor_of("D", 8)
+    assert [n for n in (-2, 0, 1, 2, 2.0, True, 3, 8, 16) if holds(n)] == [1, 2, 8] and want() == "a divisor of D = 8"

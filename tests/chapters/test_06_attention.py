@@ -24,8 +24,10 @@ from gbattn.attention import (
     attention_weights,
     causal_mask,
     make_attention,
+    make_projection,
     merge_heads,
     padding_mask,
+    project,
     register,
     rotary_angles,
     rotate,
@@ -1031,53 +1033,123 @@ def used(layer=LAYER, length=2):
     return cache
 
 
+# ---- one product for several projections ----
+
+
+def several(bias=True):
+    return [make_projection(8, n, bias=bias, dtype=F64) for n in (8, 4, 4)]
+
+
+@pytest.mark.parametrize("bias", (True, False))
+@pytest.mark.parametrize("T", (1, 5))
+def test_one_product_gives_what_the_projections_give(bias, T):
+    maps, x = several(bias), torch.randn(2, T, 8, dtype=F64, requires_grad=True)
+    learned = [x, *(p for linear in maps for p in linear.parameters())]
+    outputs = project(x, *maps), [linear(x) for linear in maps]
+    for ours, wanted in zip(*outputs, strict=True):
+        assert (ours - wanted).abs().max() < 1e-14
+    gradients = [torch.autograd.grad(sum(y.square().sum() for y in ys), learned) for ys in outputs]
+    for ours, wanted in zip(*gradients, strict=True):
+        assert (ours - wanted).abs().max() < 1e-13
+
+
+def replaced(linear):
+    linear.forward = lambda x: 2 * nn.Linear.forward(linear, x)
+
+
+def hooked(linear):
+    linear.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def hooked_before(linear):
+    linear.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def of_a_subclass(linear):
+    linear.__class__ = Doubled
+
+
+@pytest.mark.parametrize("change", (replaced, hooked, hooked_before, of_a_subclass))
+@pytest.mark.parametrize("place", (0, 2))
+def test_a_projection_that_is_not_plain_is_called(change, place):
+    maps, x = several(bias=False), torch.randn(2, 5, 8, dtype=F64)
+    wanted = list(project(x, *maps))
+    wanted[place] = 2 * wanted[place]
+    change(maps[place])
+    for ours, theirs in zip(project(x, *maps), wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-14
+
+
+def test_a_backward_hook_of_a_projection_is_called():
+    seen, layer, x = [], MultiHeadAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
+    layer.key.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].shape))
+    layer(x).sum().backward()
+    assert seen == [(2, 5, 8)]
+
+
+@pytest.mark.parametrize("kv", (1, 4))
+def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
+    torch.manual_seed(3)
+    layer = MultiHeadAttention(8, 4, n_kv_heads=kv)
+    torch.manual_seed(3)
+    wanted = {name: make_projection(8, n) for name, n in dict(query=8, key=2 * kv, value=2 * kv, out=8).items()}
+    wanted = {f"{name}.{part}": x for name, linear in wanted.items() for part, x in linear.state_dict().items()}
+    assert list(layer.state_dict()) == list(wanted) == [name for name, _ in layer.named_parameters()]
+    assert all(torch.equal(x, wanted[name]) for name, x in layer.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         # attend and attention_weights
-        (lambda: attend(X, Q, Q), r"q: got shape \(2, 3, 8\); want four dimensions \(B, heads, length, width\)"),
-        (lambda: attend(Q.numpy(), Q, Q), "q: got ndarray; want four dimensions"),
-        (lambda: attend(Q, None, Q), "k: got NoneType; want four dimensions"),
-        (lambda: attend(Q, Q, Q[0]), r"v: got shape \(4, 3, 8\); want four dimensions"),
-        (lambda: attend(Q.int(), Q, Q), "q: got dtype torch.int32; want one floating dtype for q, k, v"),
-        (lambda: attend(Q, Q.double(), Q), "k: got dtype torch.float64; want one floating dtype for q, k, v"),
-        (lambda: attend(Q, Q, Q.half()), "v: got dtype torch.float16; want one floating dtype"),
+        (lambda: attend(X, Q, Q), r"q: got shape \(2, 3, 8\); want \(B, H, T, K\)"),
+        (lambda: attend(Q.numpy(), Q, Q), r"q: got ndarray; want \(B, H, T, K\)"),
+        (lambda: attend(Q, None, Q), r"k: got NoneType; want \(B, G, S, K\) with B = 2"),
+        (lambda: attend(Q, Q, Q[0]), r"v: got shape \(4, 3, 8\); want \(B, G, S, Kv\)"),
+        (lambda: attend(Q.int(), Q, Q), "q: got dtype torch.int32; want a floating dtype"),
+        (lambda: attend(Q, Q.double(), Q), "k: got dtype torch.float64; want torch.float32, as q"),
+        (lambda: attend(Q, Q, Q.half()), "v: got dtype torch.float16; want torch.float32, as q"),
         (lambda: attend(Q, Q.to("meta"), Q), "k: got device meta; want cpu, as q"),
-        (lambda: attend(Q, Q[:1], Q[:1]), r"k: got shape \(1, 4, 3, 8\); want \(B, G, S, K\) with B = 2, S ≥ 1, K = 8"),
+        (lambda: attend(Q, Q[:1], Q[:1]), r"k: got shape \(1, 4, 3, 8\); want .* B = 2, G ≥ 1, S ≥ 1, K = 8"),
         (lambda: attend(Q, Q[..., :4], Q), r"k: got shape \(2, 4, 3, 4\); want .* K = 8, as q"),
         (lambda: attend(Q, Q[:, :, :0], Q[:, :, :0]), r"k: got shape \(2, 4, 0, 8\); want .* S ≥ 1"),
         (lambda: attend(Q, Q[:, :3], Q[:, :3]), r"k: got .*; want a number of heads that divides H = 4"),
-        (lambda: attend(Q, Q, Q[:, :, :2]), r"v: got shape \(2, 4, 2, 8\); want \(B, G, S, Kv\) = \(2, 4, 3\)"),
+        (lambda: attend(Q, Q, Q[:, :, :2]), r"v: got shape \(2, 4, 2, 8\); want .* with B = 2, G = 4, S = 3, as q"),
         (lambda: attend(Q, Q[:, :, :2], Q[:, :, :2], causal=True), "k: got S = 2 keys for T = 3 queries; want S ≥ T"),
         (lambda: attend(Q, Q, Q, causal=1), "causal: got 1; want True or False"),
-        (lambda: attend(Q, Q, Q, mask=[True]), "mask: got list; want a tensor of torch.bool, True = may attend"),
+        (lambda: attend(Q, Q, Q, mask=[True]), "mask: got list; want a tensor"),
         (lambda: attend(Q, Q, Q, mask=BOOLEAN.long()), "mask: got dtype torch.int64; want a tensor of torch.bool"),
         (lambda: attend(Q, Q, Q, mask=BOOLEAN[None]), r"mask: got shape \(1, 3, 3\); want \(T, S\) = \(3, 3\) or"),
         (lambda: attend(Q, Q, Q, mask=BOOLEAN[:2]), r"mask: got shape \(2, 3\); want \(T, S\) = \(3, 3\) or"),
         (lambda: attend(Q, Q, Q, mask=BOOLEAN[0]), r"mask: got shape \(3,\); want"),
         (lambda: attend(Q, Q, Q, mask=BOOLEAN.to("meta")), "mask: got device meta; want cpu, as q"),
-        (lambda: attend(Q, Q, Q, scale=math.nan), "scale: got nan; want a finite positive number, or None for 1/√K"),
-        (lambda: attend(Q, Q, Q, scale=-1.0), "scale: got -1.0; want a finite positive number"),
-        (lambda: attend(Q, Q, Q, scale=True), "scale: got True; want a finite positive number"),
-        (lambda: attention_weights(Q, Q, scale=0), "scale: got 0; want a finite positive number"),
+        (lambda: attend(Q, Q, Q, scale=math.nan), "scale: got nan; want None or a positive, finite number"),
+        (lambda: attend(Q, Q, Q, scale=-1.0), "scale: got -1.0; want None or a positive, finite number"),
+        (lambda: attend(Q, Q, Q, scale=True), "scale: got True; want None or a positive, finite number"),
+        (lambda: attention_weights(Q, Q, scale=0), "scale: got 0; want None or a positive, finite number"),
         (lambda: attend(Q, Q, Q, dropout_p=1.0), "dropout_p: got 1.0; want a probability from 0 up to 1"),
-        (lambda: attend(Q, Q, Q, dropout_p="none"), "dropout_p: got none; want a probability"),
+        (lambda: attend(Q, Q, Q, dropout_p="none"), "dropout_p: got 'none'; want a probability"),
         (lambda: attention_weights(Q, Q[:, :, :2], causal=True), "k: got S = 2 keys for T = 3 queries"),
         (lambda: attention_weights(Q, Q, mask=BOOLEAN[None]), r"mask: got shape \(1, 3, 3\)"),
         # masks and heads
         (lambda: causal_mask(3, 2), "k: got S = 2 keys for T = 3 queries; want S ≥ T when causal"),
-        (lambda: padding_mask([1, 2], 3), r"lengths: got list; want integers of shape \(B,\)"),
-        (lambda: padding_mask(torch.tensor([[1]]), 3), r"lengths: got shape \(1, 1\); want integers of shape \(B,\)"),
+        (lambda: padding_mask([1, 2], 3), r"lengths: got list; want \(B,\)"),
+        (lambda: padding_mask(torch.tensor([[1]]), 3), r"lengths: got shape \(1, 1\); want \(B,\)"),
         (lambda: padding_mask(torch.tensor([1.0]), 3), "lengths: got dtype torch.float32; want an integer dtype"),
         (lambda: padding_mask(torch.tensor([True]), 3), "lengths: got dtype torch.bool; want an integer dtype"),
         (lambda: padding_mask(torch.tensor([4, 1]), 3), r"lengths: got \[4, 1\]; want lengths from 0 to size = 3"),
         (lambda: padding_mask(torch.tensor([-1]), 3), r"lengths: got \[-1\]; want lengths from 0 to size = 3"),
         (lambda: padding_mask(torch.tensor([1]), 0), "size: got 0; want a positive integer"),
-        (lambda: padding_mask(torch.tensor([1]), 3, side="up"), "side: got 'up'; want 'right' or 'left'"),
+        (lambda: padding_mask(torch.tensor([1]), 3, side="up"), "side: got 'up'; want one of 'right', 'left'"),
         (lambda: split_heads(X, 3), r"x: got shape \(2, 3, 8\); want \(B, T, D\) with a width that 3 heads"),
         (lambda: split_heads(X, 0), "n_heads: got 0; want a positive integer"),
         # rotary positions
-        (lambda: rotary_angles([0, 1], 4), r"positions: got list; want a tensor of integers \(…, T\)"),
+        (lambda: rotary_angles([0, 1], 4), r"positions: got list; want a tensor"),
         (lambda: rotary_angles(torch.arange(2), 3), "width: got 3; want an even number of features, to turn in pairs"),
         (lambda: rotary_angles(torch.arange(2), 4, 1.0), "base: got 1.0; want a finite base above 1"),
         (lambda: rotate(Q, torch.zeros(3, 2)), r"angles: got shape \(3, 2\); want \(T, K/2\) or \(B, 1, T"),
@@ -1091,8 +1163,8 @@ def used(layer=LAYER, length=2):
         (lambda: used().crop(-1), "length: got -1; want an integer from 0 to 2"),
         (lambda: used().crop(True), "length: got True; want an integer from 0 to 2"),
         (lambda: used(LINEAR).crop(1), r"length: got 1; want 0: \['memory'\] cannot forget a part"),
-        (lambda: used().reorder([0, 1]), r"rows: got list; want shape \(2,\)"),
-        (lambda: used().reorder(torch.tensor([0])), r"rows: got shape \(1,\); want shape \(2,\)"),
+        (lambda: used().reorder([0, 1]), r"rows: got list; want \(B,\) with B = 2"),
+        (lambda: used().reorder(torch.tensor([0])), r"rows: got shape \(1,\); want \(B,\) with B = 2"),
         (lambda: used().reorder(torch.tensor([0.0, 1.0])), "rows: got dtype torch.float32; want torch.int64 or"),
         (lambda: used().reorder(torch.tensor([0, 2])), r"rows: got \[0, 2\]; want sequences from 0 to 1"),
         (lambda: LAYER(X, **cached()), r"cache: got keys that carry a gradient; want none: decode under torch.no_grad"),
@@ -1114,12 +1186,12 @@ def used(layer=LAYER, length=2):
         (lambda: LAYER(X[..., :4]), r"x: got shape \(2, 3, 4\); want \(B, T, D\) with T ≥ 1, D = 8"),
         (lambda: LAYER(X.long()), "x: got dtype torch.int64; want a floating dtype, as the weights"),
         (lambda: LAYER(X, context=X[..., :4]), r"context: got shape \(2, 3, 4\); want \(B, T, D\) with T ≥ 1, D = 8"),
-        (lambda: LAYER(X, context=X[:1]), r"context: got shape \(1, 3, 8\); want B = 2 sequences, as x"),
+        (lambda: LAYER(X, context=X[:1]), r"context: got shape \(1, 3, 8\); want \(B, S, D\) with B = 2, as x"),
         (lambda: LAYER(X, context=X, causal=True), "causal: got True; want False with a context"),
         (lambda: LAYER(X, context=X, cache=used()), "cache: got a cache; want None with a context"),
         (lambda: rotate(torch.ones(1, 1, 2, 4).long(), torch.zeros(2, 2)), "x: got dtype torch.int64; want a float"),
         (lambda: rotate(torch.ones(1, 1, 2, 4), torch.zeros(2, 2).long()), "angles: got dtype torch.int64; want"),
-        (lambda: rotate([1.0], torch.zeros(2, 2)), "x: got list; want a tensor of floating numbers"),
+        (lambda: rotate([1.0], torch.zeros(2, 2)), r"x: got list; want \(B, heads, T, K\)"),
         (lambda: rotate(torch.ones(2, 4), torch.zeros(2, 2)), r"x: got shape \(2, 4\); want \(B, heads, T, K\)"),
         (lambda: rotary_angles(torch.ones(3) > 0, 4), "positions: got dtype torch.bool; want an integer dtype"),
         (lambda: padding_mask(torch.ones(2, dtype=torch.complex64), 4), "lengths: got dtype torch.complex64"),
@@ -1138,16 +1210,16 @@ def used(layer=LAYER, length=2):
         (lambda: LAYER(X, causal="False"), "causal: got 'False'; want True or False"),
         (lambda: LAYER(X, mask=BOOLEAN[:, :2]), r"mask: got shape \(3, 2\); want \(T, S\) = \(3, 3\) or"),
         (lambda: LAYER(X, positions=torch.arange(3)),
-         r"positions: got shape \(3,\); want None: this layer has rotary=None"),
-        (lambda: TURNING(X, positions=[0, 1, 2]), r"positions: got list; want integers of shape \(T,\) = \(3,\) or"),
-        (lambda: TURNING(X, positions=torch.arange(4)), r"positions: got shape \(4,\); want integers of shape"),
+         r"positions: got shape \(3,\), torch.int64; want None: this layer has rotary=None"),
+        (lambda: TURNING(X, positions=[0, 1, 2]), r"positions: got \[0, 1, 2\]; want integers of shape \(T,\)"),
+        (lambda: TURNING(X, positions=torch.arange(4)), r"positions: got shape \(4,\), torch.int64; want integers"),
         (lambda: TURNING(X, positions=torch.zeros(3)), "positions: got dtype torch.float32; want an integer dtype"),
         (
             lambda: MultiHeadAttention(8, 4, dropout=0.5).explain(X),
             r"dropout: got 0.5 while training; want no dropout in explain: call .eval\(\) first",
         ),
         (lambda: LinearAttention(8, 4, dropout=0.1), "dropout: got 0.1; want 0: linear attention forms no weight"),
-        (lambda: LinearAttention(8, 4, feature_map="relu"), "feature_map: got 'relu'; want 'elu' or 'identity'"),
+        (lambda: LinearAttention(8, 4, feature_map="relu"), "feature_map: got 'relu'; want one of 'elu', 'identity'"),
         (lambda: LinearAttention(8, 4, rotary=10.0), "rotary: got 10.0; want None with feature_map='elu'"),
         (lambda: LINEAR(X, mask=torch.zeros(3, 3)), "mask: got dtype torch.float32; want torch.bool: without"),
         (lambda: LINEAR(X, mask=BOOLEAN, **cached(LINEAR)), r"mask: got shape \(3, 3\); want \(1, S\) or"),

@@ -99,7 +99,10 @@ class Drawn:
             estimates = min(M - 1, 1) if kept_estimates is None else kept_estimates
             gate = 2 * D + self.n if self.n else 0
             numbers += (M - 1) * (3 * D + H + 2 * narrow * self.own + gate) + estimates * D
-        return torch.tensor([self.B * self.T * numbers], dtype=F64)
+        weights = D * (D + 2 * narrow)
+        if self.own:
+            weights += (M - 1) * D * (D * (self.layer.kv_from == "residual") + 2 * narrow)
+        return torch.tensor([self.B * self.T * numbers + weights], dtype=F64)
 
     def counted_saved(self):
         x = torch.randn(self.B, self.T, self.D, dtype=F64, requires_grad=True)

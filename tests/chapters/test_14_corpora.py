@@ -1033,20 +1033,20 @@ def test_unknown_names_and_bad_options(tmp_path, corpus):
         load_corpus("wikitext")
     with pytest.raises(ValueError, match="name_or_folder: got ''; want one of python-docs, .*or a folder with"):
         load_corpus("")
-    with pytest.raises(ValueError, match="name_or_folder: got NoneType; want a name or a folder"):
+    with pytest.raises(ValueError, match="name_or_folder: got None; want a name or a folder"):
         load_corpus(None)
     (tmp_path / "file").write_text("no folder")
     for blocked in ("file", "file/sub"):
         with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
             load_corpus(cache=tmp_path / blocked)
     for wrong in (3, ""):
-        with pytest.raises(ValueError, match=f"cache: got {wrong!r}; want a path"):
+        with pytest.raises(ValueError, match=f"cache: got {wrong!r}; want None or a path"):
             load_corpus(cache=wrong)
     for wrong in ("False", 0, None):
         for opened in ((open_corpus, corpus.folder), (load_corpus,)):
             with pytest.raises(ValueError, match=f"verify: got {wrong!r}; want True or False"):
                 opened[0](*opened[1:], verify=wrong)
-    with pytest.raises(ValueError, match="folder: got NoneType; want a path"):
+    with pytest.raises(ValueError, match="folder: got None; want a path"):
         open_corpus(None)
     with pytest.raises(ValueError, match=r"vocab_size: got 18446744073709551616; want .* at most 2\*\*24"):
         load_corpus(vocab_size=2**64)

@@ -32,7 +32,9 @@ from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import (
     Evaluation,
     History,
+    RunFolder,
     TrainConfig,
+    check_device,
     check_precision,
     checkpoints,
     decay_groups,
@@ -202,29 +204,29 @@ def test_prop_parts(problem):
 # ---- Config, schedule, groups, seeds ----
 
 WRONG = [
-    ({"steps": 0}, "steps: got 0; want a positive integer, or None"),
+    ({"steps": 0}, "steps: got 0; want None or a positive integer"),
     ({"steps": True}, "steps: got True"),
     ({"steps": None}, r"steps, epochs: got \(None, None\); want exactly one"),
     ({"epochs": 2.0}, r"steps, epochs: got \(20, 2.0\); want exactly one"),
-    ({"steps": None, "epochs": 0}, "epochs: got 0; want a positive number, or None"),
+    ({"steps": None, "epochs": 0}, "epochs: got 0; want None or a positive, finite number"),
     ({"batch_size": 2.5}, "batch_size: got 2.5; want a positive integer"),
     ({"length": 0}, "length: got 0"),
-    ({"learning_rate": 0.0}, "learning_rate: got 0.0; want a positive number"),
+    ({"learning_rate": 0.0}, "learning_rate: got 0.0; want a positive, finite number"),
     ({"learning_rate": math.inf}, "learning_rate: got inf"),
     ({"learning_rate": math.nan}, "learning_rate: got nan"),
     ({"learning_rate": "fast"}, "learning_rate: got 'fast'"),
-    ({"warmup_steps": -1}, "warmup_steps: got -1; want an integer, 0 or more, or None"),
+    ({"warmup_steps": -1}, "warmup_steps: got -1; want None or an integer, 0 or more"),
     ({"schedule": "linear"}, "schedule: got 'linear'; want one of 'cosine', 'constant'"),
     ({"final_fraction": 1.1}, "final_fraction: got 1.1; want a number from 0 to 1"),
-    ({"weight_decay": -0.1}, "weight_decay: got -0.1; want a number, 0 or more"),
+    ({"weight_decay": -0.1}, "weight_decay: got -0.1; want a finite number, 0 or more"),
     ({"decay": "all"}, "decay: got 'all'; want one of 'matrices', 'everything'"),
     ({"betas": (0.9, 1.0)}, r"betas: got \(0.9, 1.0\); want two numbers"),
     ({"betas": 0.9}, "betas: got 0.9"),
-    ({"clip": 0}, "clip: got 0; want a positive number, or None"),
+    ({"clip": 0}, "clip: got 0; want None or a positive, finite number"),
     ({"accumulation": 3}, "batch_size: got 4 with accumulation = 3; want a multiple"),
     ({"accumulation": None}, "accumulation: got None"),
     ({"precision": "fp8"}, "precision: got 'fp8'; want one of 'no', 'tf32', 'bf16', 'fp16'"),
-    ({"compile": 1}, "compile: got 1; want one of False, True"),
+    ({"compile": 1}, "compile: got 1; want True or False"),
     ({"seed": -1}, r"seed: got -1; want an integer from 0 to 2\*\*32 - 1"),
     ({"seed": 2**32}, "seed: got 4294967296"),
     ({"evaluate_every": 0}, "evaluate_every: got 0"),
@@ -320,8 +322,11 @@ def test_what_decays():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: decay_groups(Toy(), 0.1, "Everything"), "decay: got 'Everything'; want 'matrices' or 'everything'"),
-        (lambda: decay_groups(Toy(), -0.1), "weight_decay: got -0.1; want a number, 0 or more"),
+        (
+            lambda: decay_groups(Toy(), 0.1, "Everything"),
+            "decay: got 'Everything'; want one of 'matrices', 'everything'",
+        ),
+        (lambda: decay_groups(Toy(), -0.1), "weight_decay: got -0.1; want a finite number, 0 or more"),
         (lambda: step_seed(1.7, 0), "seed: got 1.7; want an integer, 0 or more"),
         (lambda: step_seed(0, -1), "step: got -1; want an integer, 0 or more"),
         (lambda: step_seed(0, 0, "1"), "process: got '1'; want an integer, 0 or more"),
@@ -616,6 +621,25 @@ def test_what_a_run_left_begins_another_where_its_checkpoints_are_gone(tmp_path)
         run(Toy(0.2), folder=tmp_path)
 
 
+def test_a_model_that_a_run_left_and_that_was_changed_is_another(tmp_path):
+    model = Toy(0.2)
+    run(model, folder=tmp_path)
+    with torch.no_grad():
+        model.head.bias += 1
+    with pytest.raises(ValueError, match="folder: got initial weights"):
+        run(model, folder=tmp_path)
+
+
+def test_each_model_that_a_run_left_may_go_on_with_it(tmp_path):
+    """Also one that was stopped before another finished the run."""
+    stopped, fresh = Interrupted(13), Toy(dropout=0.2)
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped, folder=tmp_path, checkpoint_every=5)
+    history = run(fresh, folder=tmp_path)
+    assert run(stopped, folder=tmp_path) == history
+    assert torch.equal(weights(stopped), weights(fresh))
+
+
 def test_a_finished_run_is_only_read(tmp_path):
     first = run(folder=tmp_path)
     model = Toy(0.2)
@@ -867,7 +891,7 @@ TENSORS = {
     "a name": (OPTIMIZER, lambda x: x.update({"x.y.z": torch.zeros(1)}), "'x.y.z': got .*want nothing"),
     "out of range": (OPTIMIZER, lambda x: x.update({"9.step": torch.zeros(())}), "'9.step': got .*want nothing"),
     "negative": (OPTIMIZER, lambda x: x.update({"-1.step": torch.zeros(())}), "'-1.step': got .*want nothing"),
-    "no update": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(-1.0)}), "1.step: got .*want updates made, 0"),
+    "no update": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(-1.0)}), "1.step: got .*want updates, 0"),
     "nan": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(math.nan)}), "1.step: got .*nan"),
 }
 
@@ -1100,7 +1124,7 @@ def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
         ({"length": 0}, "length: got 0; want a positive integer"),
         ({"context": 8}, "context: got 8; want an integer from 0 to 7"),
         ({"batch_size": 0}, "batch_size: got 0"),
-        ({"n_bytes": 0}, "n_bytes: got 0; want a positive integer"),
+        ({"n_bytes": 0}, "n_bytes: got 0; want None or a positive integer"),
     ],
 )
 def test_evaluate_says_what_is_wrong(options, message):
@@ -1121,7 +1145,7 @@ def test_evaluate_says_what_is_wrong(options, message):
         ({"warmup_steps": 20}, "warmup_steps: got 20; want fewer than the 20 steps"),
         ({"length": 900}, "tokens: got 801 tokens; want at least length"),
         ({"corpus": SimpleNamespace(train=TOKENS, valid=TOKENS[:1])}, "corpus: got 1 tokens of valid; want 2 or more"),
-        ({"corpus": SimpleNamespace(**vars(CORPUS), vocab_size=21)}, "model: got 20 token types; want the 21 of"),
+        ({"corpus": SimpleNamespace(**vars(CORPUS), vocab_size=21)}, "model: got a vocabulary of 20; want the 21 of"),
         ({"model": nn.Linear(2, 2)}, "length: got None, of a model without config.max_length"),
         ({"model": Toy().requires_grad_(False)}, "model: got no parameter that learns"),
     ],
@@ -1171,10 +1195,10 @@ def test_what_accelerate_reads_from_the_environment_changes_no_run(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(folder=""), "folder: got ''; want a folder, or None for no checkpoints"),
-        (dict(folder=3), "folder: got 3; want a folder, or None for no checkpoints"),
-        (dict(corpus="python-docs"), "corpus: got a str; want a Corpus, or anything with tokens as train and valid"),
-        (dict(config={"steps": 3}), "config: got a dict; want a TrainConfig"),
+        (dict(folder=""), "folder: got ''; want None or a path; the current folder is '.'"),
+        (dict(folder=3), "folder: got 3; want None or a path; the current folder is '.'"),
+        (dict(corpus="docs"), "corpus: got 'docs'; want a Corpus, or anything with tokens as train and valid"),
+        (dict(config={"steps": 3}), "config: got {'steps': 3}; want a TrainConfig"),
     ],
 )
 def test_what_cannot_be_trained_is_named(arguments, message):
@@ -1199,7 +1223,7 @@ def test_a_window_longer_than_learned_positions_is_named():
 
 def test_bytes_that_cannot_be_are_named_before_the_work():
     model = Toy()
-    with pytest.raises(ValueError, match="n_bytes: got 0; want a positive integer"):
+    with pytest.raises(ValueError, match="n_bytes: got 0; want None or a positive integer"):
         evaluate(model, TOKENS, n_bytes=0)
     assert not model.seen
 
@@ -1268,9 +1292,9 @@ def test_a_flag_is_a_truth_value(name, value, tmp_path):
 
 def test_tokens_that_the_model_has_not_are_refused():
     beyond = np.append(TOKENS, V)
-    with pytest.raises(ValueError, match="model: got 20 token types; want the 21 of the corpus"):
+    with pytest.raises(ValueError, match="model: got a vocabulary of 20; want the 21 of the corpus"):
         run(corpus=SimpleNamespace(train=TOKENS, valid=beyond))
-    with pytest.raises(ValueError, match="tokens: got a number that is no token; want numbers below the 20"):
+    with pytest.raises(ValueError, match="tokens: got a number that is no token; want ids below 20"):
         evaluate(Toy(), beyond)
     with pytest.raises(ValueError, match="tokens: got numbers from -100 to 19"):  # a target that is not scored
         evaluate(Toy(), np.append(TOKENS, -100))
@@ -1309,6 +1333,19 @@ def test_a_missing_package_is_named_before_the_work(package, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
     if package != "accelerate":  # without checkpoints they are not needed
         assert run().finished
+
+
+@pytest.mark.parametrize("folder", [3, "", None, True])
+def test_the_folder_of_a_run_is_a_path(folder):
+    with pytest.raises(ValueError, match="folder: got .*; want a path"):
+        RunFolder(folder)
+
+
+def test_a_device_that_cannot_compute_is_named():
+    check_device("cpu")
+    for device in ("abacus", "meta", ["cpu"]):
+        with pytest.raises(ValueError, match="device: got .*; want cpu, or cuda where torch finds a GPU"):
+            check_device(device)
 
 
 @pytest.mark.skipif(

@@ -702,7 +702,7 @@ def test_every_linear_layer_can_be_replaced_by_a_module_that_calls_it(kind):
     ]
     for parent, name in places:
         setattr(parent, name, Wrapped(getattr(parent, name)))
-    assert torch.equal(layer(x, causal=True), wanted)
+    assert (layer(x, causal=True) - wanted).abs().max() < EXACT  # of one product for several maps, in another order
     assert all(getattr(parent, name).calls == 1 for parent, name in places)
     cache = layer.make_cache(2, 7)
     assert (decode(layer, x, [3, 4], cache) - wanted).abs().max() < EXACT
