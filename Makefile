@@ -30,7 +30,7 @@ book: $(READY) ## run every notebook and build the book into _build/html
 
 test: $(READY) chromium ## check everything: style, laws of the house, notebooks, book, library
 	$(BIN)/ruff check
-	$(BIN)/pytest -q tests/test_house.py
+	$(BIN)/pytest -q tests/house/test_house.py
 	@$(BIN)/python tools/build_book.py
 	$(BIN)/pytest -n auto --dist loadfile # a file's tests share what they prepare
 
@@ -64,11 +64,11 @@ oldest: ## test the library with the oldest torch that is allowed, apart from .v
 	"$(PYTHON)" -m venv .oldest/venv
 	grep -v '^torch==' constraints.txt >.oldest/constraints.txt
 	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' '$(OLDEST_TORCH)'
-	.oldest/venv/bin/python -m pytest -q tests/test_[01]*.py tests/test_layers.py
+	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/layers
 
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints
-	rm -rf gbattn/__pycache__ tests/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
+	rm -rf gbattn/__pycache__ tests/*/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
 
 distclean: clean ## remove the environments as well: back to a fresh clone
 	rm -rf .venv .newest .oldest gbattn.egg-info

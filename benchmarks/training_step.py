@@ -36,7 +36,7 @@ SHAPES = {  # B, T, D, heads, layers, V
     "published": (32, 256, 256, 4, 4, 16384),
     "quick": (2, 16, 16, 2, 4, 64),
 }
-# Those of the tables of chapter 16, but the one whose size is found by timing.
+# Those of the tables of chapter 18, but the one whose size is found by timing.
 ARMS = {
     arm.name.replace("_", " "): arm
     for name in ("mini", "mini-arms")

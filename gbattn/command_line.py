@@ -930,6 +930,7 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     """
+    from gbattn.conventions import experiment_folder
     from gbattn.experiments import EXPERIMENTS, check_writable, run
 
     _check(workers=workers, shard=shard)
@@ -953,8 +954,9 @@ def run_experiment(
         records = run(experiment, workers=workers, shard=shard, **places)
     except KeyboardInterrupt as stop:
         raise type(stop)(
-            f"what is finished is in {folder / experiment.name}; the same command goes "
-            "on from there, an unfinished run from its last checkpoint"
+            f"what is finished is in {experiment_folder(experiment.name, folder)}; the "
+            "same command goes on from there, an unfinished run from its last "
+            "checkpoint"
         ) from None
     return {"folder": str(folder), "experiments": [_standing(experiment, records)]}
 
@@ -979,8 +981,9 @@ def _say_run(result: dict) -> str:
 def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
     """The records of an experiment that are compared, the arms whose rate lies at an
     edge, and how many runs are in."""
-    from gbattn.conventions import FETCH_RECORDS
-    from gbattn.experiments import best_rates, rates_at_edge, records_of
+    from gbattn.comparison import best_rates, rates_at_edge
+    from gbattn.conventions import FETCH_RECORDS, experiment_folder
+    from gbattn.experiments import records_of
 
     experiment, rate = _named(argument, name), "learning_rate"
     others = " and ".join(sorted(set(experiment.grid) - {rate}))
@@ -988,7 +991,7 @@ def _compared(argument: str, name: str, folder: Path) -> tuple[list, set, int]:
     want = "one in which an arm varies by its seed and its learning rate alone"
     _require(not others, argument, got, want)
     untuned, records = set(), []
-    if (folder / experiment.name).is_dir():
+    if experiment_folder(experiment.name, folder).is_dir():
         with _renamed(rates_from=name):  # names the sweep that is not finished
             untuned = experiment.untuned(folder)
         records = records_of(experiment, folder)
@@ -1038,7 +1041,7 @@ def compare_arms(
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
         is a checkout of it, or results here.
     """
-    from gbattn.experiments import compare
+    from gbattn.comparison import compare
 
     _check(beside=beside)
     folder = _folder_of_records(results)

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
            'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'COLOURS', 'FETCH_RECORDS',
-           'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of', 'optional',
-           'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries', 'describe',
-           'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask', 'check_tensors',
-           'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder', 'write_atomic',
-           'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
+           'CHAPTERS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of',
+           'optional', 'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries',
+           'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask',
+           'check_tensors', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder',
+           'experiment_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -568,6 +568,21 @@ def results_folder() -> Path:
     )
 
 
+# How the folder of a chapter is called, in the folder of records.
+CHAPTERS = "[0-9A-Z]*_*"
+
+
+def experiment_folder(experiment: str, folder: Path | None = None) -> Path:
+    """Return the folder of an experiment's records: the book has it in the folder of
+    a chapter, as ``results/04_hopfield/hopfield-digits``, a reader's own folder of
+    records (`results_folder` by default) right below. Where it is not there yet, it is
+    the latter."""
+    folder = Path(folder or results_folder())
+    places = (folder, *sorted(folder.glob(CHAPTERS)))
+    found = (place / experiment for place in places)
+    return next(filter(Path.is_dir, found), folder / experiment)
+
+
 def _provenance() -> dict[str, object]:
     from gbattn import __version__
 
@@ -616,7 +631,7 @@ class Record:
     Parameters
     ----------
     experiment : str
-        The experiment's name, and the folder of its records.
+        The experiment's name, and that of its `experiment_folder`.
     settings : dict
         All that decides the outcome: sizes, seed, dtype, learning rate.
     measured : dict
@@ -648,10 +663,10 @@ class Record:
         return origin | self.settings | self.measured
 
     def save(self, name: str, folder: Path | None = None) -> Path:
-        """Write the record to ``folder/experiment/name.json`` (``results/`` by
-        default), whole or not at all, and return the path."""
+        """Write the record as ``name.json`` to its `experiment_folder`, whole or not
+        at all, and return the path."""
         _check_name("name", name)
-        path = Path(folder or results_folder()) / self.experiment / f"{name}.json"
+        path = experiment_folder(self.experiment, folder) / f"{name}.json"
         text = json.dumps(
             asdict(self),
             indent=1,
@@ -686,7 +701,7 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
     Parameters
     ----------
     experiment : str
-        A folder of records, or a file that holds a list of them, such as
+        The name of an experiment, or of a file that holds a list of records, such as
         ``"reported"``: what the papers report, each number with its source.
     folder : Path, optional
         By default `results_folder`.
@@ -694,12 +709,16 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
     _check_name("experiment", experiment)
     folder = Path(folder or results_folder())
     single = folder / f"{experiment}.json"
-    many = sorted((folder / experiment).glob("*.json"))
+    many = sorted(experiment_folder(experiment, folder).glob("*.json"))
     paths = [single] if single.is_file() else many
     if not paths:
-        names = (
-            {path.stem for path in folder.iterdir()} if folder.is_dir() else set()
-        )
+        chapters = set(folder.glob(CHAPTERS))
+        names = {
+            path.stem
+            for place in (folder, *chapters)
+            for path in place.glob("*")
+            if path not in chapters
+        }
         known = (
             ", ".join(sorted(names))
             or f"the records in {folder}, but it holds none"

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 import gbattn
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SETTINGS = configparser.ConfigParser()
 SETTINGS.read(ROOT / "settings.ini")

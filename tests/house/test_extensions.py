@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import pages
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "_ext"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 import nbdev_pages
 
 EXTENSIONS = Path(nbdev_pages.__file__).parent

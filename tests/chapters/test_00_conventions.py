@@ -181,6 +181,19 @@ def test_records_survive_the_disk_in_order(tmp_path):
         load_records("missing", tmp_path)
 
 
+def test_records_are_found_in_a_chapter_and_below_a_folder_of_ones_own(tmp_path):
+    record = Record("trial", {}, {"error": 0.5})
+    assert record.save("first", tmp_path / "04_hopfield") == tmp_path / "04_hopfield" / "trial" / "first.json"
+    assert record.save("second", tmp_path) == tmp_path / "04_hopfield" / "trial" / "second.json"
+    assert load_records("trial", tmp_path) == [record, record]
+    other = Record("other", {}, {"error": 1.0})
+    assert other.save("first", tmp_path) == tmp_path / "other" / "first.json"
+    (tmp_path / "elsewhere" / "third").mkdir(parents=True)  # no chapter
+    assert conventions.experiment_folder("third", tmp_path) == tmp_path / "third"
+    with pytest.raises(ValueError, match="experiment: got '04_hopfield'; want one of elsewhere, other, trial$"):
+        load_records("04_hopfield", tmp_path)
+
+
 def test_results_are_found_from_below_and_missed_with_a_sentence(tmp_path, monkeypatch):
     monkeypatch.delenv("GBATTN_RESULTS", raising=False)
     below = tmp_path / "nbs" / "deep"
@@ -210,7 +223,8 @@ def test_committed_records_have_their_origin():
     folder = conventions.results_folder()
     for record in load_records("reported", folder):
         assert record.provenance["source"], record
-    for path in folder.glob("*/*.json"):
+    assert (paths := list(folder.glob("*/*/*.json")))
+    for path in paths:
         assert {"date", "python", "device", "profile"} <= json.loads(path.read_text())["provenance"].keys(), path
 
 

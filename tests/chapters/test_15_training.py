@@ -50,6 +50,7 @@ TOKENS = RANDOM.randint(0, V, 1001)
 TOKENS[1::2] = (TOKENS[:-1:2] * 3 + 1) % V  # every other token can be learned
 CORPUS = SimpleNamespace(train=TOKENS[:801], valid=TOKENS[801:])
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 class Toy(nn.Module):
@@ -1443,7 +1444,8 @@ if state.is_main_process:
     print(json.dumps({{"curve": curve, "weights": weights, "processes": state.num_processes}}))
 state.destroy_process_group()
 """
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(HERE.parent)}
+PLACES = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": PLACES}
 
 
 @pytest.fixture
@@ -1513,7 +1515,7 @@ def test_importing_loads_nothing_that_is_an_extra():
 
 def test_the_benchmark_still_runs(tmp_path):
     """Tiny and once; it stops by itself unless its plain steps have the gradients of the models."""
-    command = [sys.executable, HERE.parent / "benchmarks" / "training_step.py", "--quick", "--folder", tmp_path]
+    command = [sys.executable, ROOT / "benchmarks" / "training_step.py", "--quick", "--folder", tmp_path]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "AdamW fused" in done.stdout

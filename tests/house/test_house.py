@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import house
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("law", house.LAWS, ids=lambda law: law.__name__)
@@ -68,7 +68,7 @@ class House:
 
     def built(self):
         for name, text in self.files.items():
-            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
         (self.root / "nbs").mkdir(exist_ok=True)
         for name, cells in self.chapters.items():
@@ -160,6 +160,23 @@ def test_a_name_that_is_no_word_of_the_field(small_house, source, word):
 def test_a_sentence_and_longer_words_are_free(small_house):
     small_house.files["gbattn/first.py"] = "lookup = outlook = 'what was made and seen'  # and kept"
     assert house.identifiers_are_words_of_the_field(small_house.built()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("results/run/one.json", "results/run/one.json is not in results/NN_chapter/experiment/"),
+        ("results/02_none/run/one.json", "results/02_none/run/one.json is not in"),
+        ("results/01_first/one.json", "results/01_first/one.json is not in"),
+        ("results/01_first/trial/one.json", "results/01_first/trial has the name of one in 00_ground"),
+    ],
+)
+def test_a_record_in_no_room_or_under_a_name_that_is_taken(small_house, name, sentence):
+    rooms = ("reported.json", "00_ground/trial/one.json", "00_ground/trial/two.json", "01_first/run/one.json")
+    small_house.files |= {f"results/{room}": "{}" for room in rooms}
+    assert house.records_are_in_the_room_of_their_chapter(small_house.built()) == []
+    small_house.files[name] = "{}"
+    only(house.records_are_in_the_room_of_their_chapter(small_house.built()), sentence)
 
 
 def test_the_library_and_the_notebooks(small_house, tmp_path_factory):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # Stands for the program that runs the notebooks: notes whether it found a cache, and fails where the page says so.
 RUN_NOTEBOOKS = """

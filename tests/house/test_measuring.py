@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import attention_layers
 import least_squares
 import measuring

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import nbformat
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "_ext"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 from nbdev_pages import split_cell, tags_of, test_flags
 
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
@@ -42,8 +42,6 @@ WORDS_OF_THE_FIELD = {
     "demand refuse": "check",
     "remember remembered": "append_kv, cache_shapes",
 }
-# Their words and imports are still to be changed.
-UNFINISHED = ("experiments",)
 
 
 # ---- Reading the book ----
@@ -172,15 +170,14 @@ def imports_are_public(root):
     """What a module takes from another chapter's has a public name."""
     found = []
     for path in sorted((root / "gbattn").glob("*.py")):
-        nodes = () if path.stem in UNFINISHED else ast.walk(ast.parse(path.read_text()))
-        for node in nodes:
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("gbattn")):
                 origin = (node.module or "").removeprefix("gbattn").lstrip(".")
                 found += [
                     f"gbattn/{path.name}, line {node.lineno}, imports {origin}.{alias.name}, which is private: "
                     "give it a public name there."
                     for alias in node.names
-                    if alias.name.startswith("_") and not alias.name.startswith("__") and origin not in UNFINISHED
+                    if alias.name.startswith("_") and not alias.name.startswith("__")
                 ]
     return found
 
@@ -190,7 +187,7 @@ def identifiers_are_words_of_the_field(root):
     instead = {word: cure for words, cure in WORDS_OF_THE_FIELD.items() for word in words.split()}
     found = []
     for path in sorted((root / "gbattn").glob("*.py")):
-        if path.stem in (*UNFINISHED, "_modidx"):
+        if path.stem == "_modidx":
             continue
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
             if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
@@ -202,6 +199,23 @@ def identifiers_are_words_of_the_field(root):
                     if word in instead
                 ]
     return found
+
+
+def records_are_in_the_room_of_their_chapter(root):
+    """An experiment is found by its name alone, so no two have the same."""
+    chapters = {path.stem for path in notebooks(root) if is_chapter(path)}
+    found, room_of = [], {}
+    for path in sorted((root / "results").rglob("*.json")):
+        chapter, *below = path.relative_to(root / "results").parts
+        if not below and path.name == "reported.json":
+            continue
+        if chapter not in chapters or len(below) != 2:
+            found.append(f"{path.relative_to(root)} is not in results/NN_chapter/experiment/: move it there.")
+        elif room_of.setdefault(below[0], chapter) != chapter:
+            found.append(
+                f"results/{chapter}/{below[0]} has the name of one in {room_of[below[0]]}: rename one of them."
+            )
+    return list(dict.fromkeys(found))
 
 
 class ExportError(Exception):
@@ -285,11 +299,11 @@ def notebooks_say_their_precision(root):
 
 def claim_tests(root):
     """The tests that `claim` makes: (file, name, the keywords it was given)."""
-    for path in sorted((root / "tests").glob("*.py")):
+    for path in sorted((root / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
             for call in getattr(node, "decorator_list", ()):
                 if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "claim":
-                    yield f"tests/{path.name}", node.name, {keyword.arg for keyword in call.keywords}
+                    yield path.relative_to(root).as_posix(), node.name, {keyword.arg for keyword in call.keywords}
 
 
 def every_claim_has_a_check_and_a_mutant(root):
@@ -393,6 +407,7 @@ LAWS = [
     imports_point_backwards,
     imports_are_public,
     identifiers_are_words_of_the_field,
+    records_are_in_the_room_of_their_chapter,
     library_is_what_the_notebooks_export,
     notebooks_carry_no_outputs,
     notebooks_start_with_the_colab_cell,

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from gbattn import command_line
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
+from gbattn.comparison import compare
 from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
-from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, compare, records_of
+from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, checkpoints, evaluate
 

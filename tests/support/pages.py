@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 
-SITE = Path(__file__).parents[1] / "_build" / "html"
+SITE = Path(__file__).parents[2] / "_build" / "html"
 REPOSITORY = "https://github.com/gbattn/gbattn"
 WORDS = 6
 # Written by Sphinx, not by an author.
@@ -228,7 +228,7 @@ def the_book_can_be_searched(site):
 
 def downloads_are_the_notebooks_themselves(site):
     """The reader downloads what was written, directives and all; not what the page was made of."""
-    source = Path(__file__).parents[1] if site == SITE else site
+    source = Path(__file__).parents[2] if site == SITE else site
     return [
         f"the download of {path.stem} is not the notebook in nbs/: it must be handed out untouched."
         for path in sorted((site / "_sources").rglob("*.ipynb"))
