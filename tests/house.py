@@ -44,6 +44,15 @@ WORDS_OF_THE_FIELD = {
 }
 # Their words and imports are still to be changed.
 UNFINISHED = ("training", "experiments", "command_line")
+# The same for the prose of chapters; plain English verbs ("it looks away") are free.
+PROSE_OF_THE_FIELD = {
+    r"(?:two|three|many|more|all|number of|these|those) looks": "rounds",
+    "attention maps?": "attention weights",
+    "rivals?": "baseline",
+    "rungs?|ladders?": "width, scaling series",
+    r"squash\w*": "pointwise nonlinearity",
+}
+UNFINISHED_PAGES = ("01_least_squares", "15_training", "16_perplexity")
 
 
 # ---- Reading the book ----
@@ -202,6 +211,29 @@ def identifiers_are_words_of_the_field(root):
                     if word in instead
                 ]
     return found
+
+
+QUOTED = re.compile(r"\{[\w:-]+\}`[^`]*`|`[^`\n]*`|^:\w+:.*$|^```\{solution.*$", re.M)
+
+
+def prose_of(cell):
+    """What a reader reads of a cell: the text, or captions and alt texts; no labels, names or code."""
+    if cell.kind == "markdown":
+        return QUOTED.sub("", cell.source)
+    head = split_cell(cell.source)[0]
+    return QUOTED.sub("", "\n".join(head.get(name, "") for name in ("fig-cap", "fig-alt")))
+
+
+def prose_is_in_words_of_the_field(root):
+    """Nor must a reader of the pages."""
+    return [
+        f"{cell.place}: {found[0]!r} is a private word; the field's is {instead}."
+        for path in notebooks(root)
+        if is_chapter(path) and path.stem not in UNFINISHED_PAGES
+        for cell in cells_of(path)
+        for word, instead in PROSE_OF_THE_FIELD.items()
+        for found in re.finditer(rf"\b(?:{word})\b", prose_of(cell), re.I)
+    ]
 
 
 class ExportError(Exception):
@@ -393,6 +425,7 @@ LAWS = [
     imports_point_backwards,
     imports_are_public,
     identifiers_are_words_of_the_field,
+    prose_is_in_words_of_the_field,
     library_is_what_the_notebooks_export,
     notebooks_carry_no_outputs,
     notebooks_start_with_the_colab_cell,

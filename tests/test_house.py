@@ -162,6 +162,23 @@ def test_a_sentence_and_longer_words_are_free(small_house):
     assert house.identifiers_are_words_of_the_field(small_house.built()) == []
 
 
+@pytest.mark.parametrize("prose", ["After two looks it converges.", "An attention map", "Beside a rival", "A ladder"])
+def test_prose_that_is_no_word_of_the_field(small_house, prose):
+    small_house.chapters["01_first.ipynb"].append(markdown(prose))
+    only(house.prose_is_in_words_of_the_field(small_house.built()), "nbs/01_first.ipynb", "the field's is")
+
+
+def test_a_caption_that_is_no_word_of_the_field(small_house):
+    small_house.spoil("01_first.ipynb", 5, "A line that rises", "Squashing that rises")
+    only(house.prose_is_in_words_of_the_field(small_house.built()), "nbs/01_first.ipynb", "'Squashing'")
+
+
+def test_verbs_labels_and_fields_are_free(small_house):
+    prose = ":label: ex-two-looks\nA head looks away, at {glue:text}`hull.two looks`."
+    small_house.chapters["01_first.ipynb"].append(markdown(prose))
+    assert house.prose_is_in_words_of_the_field(small_house.built()) == []
+
+
 def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
     root = small_house.built()
     fresh = house.exported(root, tmp_path_factory.mktemp("fresh"))
