@@ -92,7 +92,7 @@ def counted(d, T):
     examples=12,
     mutant=lambda p: (rival(*p, math.sqrt(17 / 12)), counted(*p)),
 )
-def test_prop_rival(p):
+def test_prop_baseline(p):
     """A standard layer of width ϱd has the FLOPs of a boosted one of width d."""
     d, T = p
     tau = T / d

@@ -42,6 +42,15 @@ WORDS_OF_THE_FIELD = {
     "demand refuse": "check",
     "remember remembered": "append_kv, cache_shapes",
 }
+# The same for the prose of chapters; plain English verbs ("it looks away") are free.
+PROSE_OF_THE_FIELD = {
+    r"(?:two|three|many|more|all|number of|these|those) looks": "rounds",
+    "attention maps?": "attention weights",
+    "rivals?": "baseline",
+    "rungs?|ladders?": "width, scaling series",
+    r"squash\w*": "pointwise nonlinearity",
+}
+UNFINISHED_PAGES = ("18_perplexity",)
 
 
 # ---- Reading the book ----
@@ -216,6 +225,29 @@ def records_are_in_the_room_of_their_chapter(root):
                 f"results/{chapter}/{below[0]} has the name of one in {room_of[below[0]]}: rename one of them."
             )
     return list(dict.fromkeys(found))
+
+
+QUOTED = re.compile(r"\{[\w:-]+\}`[^`]*`|`[^`\n]*`|^:\w+:.*$|^```\{solution.*$", re.M)
+
+
+def prose_of(cell):
+    """What a reader reads of a cell: the text, or captions and alt texts; no labels, names or code."""
+    if cell.kind == "markdown":
+        return QUOTED.sub("", cell.source)
+    head = split_cell(cell.source)[0]
+    return QUOTED.sub("", "\n".join(head.get(name, "") for name in ("fig-cap", "fig-alt")))
+
+
+def prose_is_in_words_of_the_field(root):
+    """Nor must a reader of the pages."""
+    return [
+        f"{cell.place}: {found[0]!r} is a private word; the field's is {instead}."
+        for path in notebooks(root)
+        if is_chapter(path) and path.stem not in UNFINISHED_PAGES
+        for cell in cells_of(path)
+        for word, instead in PROSE_OF_THE_FIELD.items()
+        for found in re.finditer(rf"\b(?:{word})\b", prose_of(cell), re.I)
+    ]
 
 
 class ExportError(Exception):
@@ -408,6 +440,7 @@ LAWS = [
     imports_are_public,
     identifiers_are_words_of_the_field,
     records_are_in_the_room_of_their_chapter,
+    prose_is_in_words_of_the_field,
     library_is_what_the_notebooks_export,
     notebooks_carry_no_outputs,
     notebooks_start_with_the_colab_cell,

@@ -179,6 +179,23 @@ def test_a_record_in_no_room_or_under_a_name_that_is_taken(small_house, name, se
     only(house.records_are_in_the_room_of_their_chapter(small_house.built()), sentence)
 
 
+@pytest.mark.parametrize("prose", ["After two looks it converges.", "An attention map", "Beside a rival", "A ladder"])
+def test_prose_that_is_no_word_of_the_field(small_house, prose):
+    small_house.chapters["01_first.ipynb"].append(markdown(prose))
+    only(house.prose_is_in_words_of_the_field(small_house.built()), "nbs/01_first.ipynb", "the field's is")
+
+
+def test_a_caption_that_is_no_word_of_the_field(small_house):
+    small_house.spoil("01_first.ipynb", 5, "A line that rises", "Squashing that rises")
+    only(house.prose_is_in_words_of_the_field(small_house.built()), "nbs/01_first.ipynb", "'Squashing'")
+
+
+def test_verbs_labels_and_fields_are_free(small_house):
+    prose = ":label: ex-two-looks\nA head looks away, at {glue:text}`hull.two looks`."
+    small_house.chapters["01_first.ipynb"].append(markdown(prose))
+    assert house.prose_is_in_words_of_the_field(small_house.built()) == []
+
+
 def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
     root = small_house.built()
     fresh = house.exported(root, tmp_path_factory.mktemp("fresh"))
