@@ -465,15 +465,18 @@ class KeyValueCache:
         )
         self.shapes, self.length = dict(shapes), 0
         self.batch_size, self.max_length = batch_size, max_length
-        self.buffers, self._pending = {}, {}
+        self.buffers, self._pending, self._extended = {}, {}, []
         for name, (heads, *rows, width) in shapes.items():
             size = (batch_size, heads, *(rows or (max_length,)), width)
             self.buffers[name] = torch.zeros(size, dtype=dtype, device=device)
 
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
-        """Write `new` (B, heads, T, width) after the stored tokens of `name`; return
-        all of them, (B, heads, length + T, width)."""
+        """Write `new` (B, heads, T, width) after the stored tokens of `name`, once
+        before each `advance`; return all of them, (B, heads, length + T, width)."""
         buffer = self._buffer(name, new, per_token=True)
+        once = name not in self._extended
+        require(once, "name", f"{name!r} twice", "each name once in a pass")
+        self._extended.append(name)
         end = self.length + new.shape[2]
         buffer[:, :, self.length : end] = new
         return buffer[:, :, :end]
@@ -510,9 +513,16 @@ class KeyValueCache:
         room = self.max_length - self.length
         fits = lambda tokens: _is_length(tokens) and tokens <= room
         check(tokens=(tokens, (fits, lambda: f"an integer from 0 to {room}")))
+        missing = [
+            n for n in self.shapes if n not in (*self._extended, *self._pending)
+        ]
+        if missing and tokens:
+            got = f"a pass that stored nothing under {missing}"
+            require(False, "cache", got, "all that the layer's cache_shapes name")
         for name, new in self._pending.items():
             self.buffers[name] += new
         self._pending.clear()
+        self._extended.clear()
         self.length += tokens
 
     def crop(self, length: int) -> None:
@@ -548,6 +558,7 @@ class KeyValueCache:
             want = "the cache of this layer, from its make_cache"
             require(False, "cache", f"one that keeps {self.shapes}", want)
         self._pending.clear()  # of a pass that failed
+        self._extended.clear()
         B, T = x.shape[:2]
         if self.batch_size != B:
             require(False, "cache", f"a batch of {self.batch_size}", f"{B}, as x")
@@ -596,9 +607,11 @@ class AttentionInputs(NamedTuple):
 def _weight_of(layer: nn.Module) -> torch.Tensor:
     """A parameter, whose device and dtype are those of all; torch's quantisation
     leaves none, and float32 on the CPU."""
-    weight = next(layer.parameters(), None)
-    if weight is None:
-        return torch.empty(0, dtype=torch.float32, device="cpu")
+    weight = torch.empty(0, dtype=torch.float32, device="cpu")
+    for parameter in layer.parameters():
+        weight = parameter
+        if parameter.ndim > 1:  # a scale of a layer's own may have another dtype
+            break
     return weight
 
 
@@ -698,16 +711,22 @@ class MultiHeadAttention(nn.Module):
 
     To write a layer of your own, derive from this class and override
 
-    - ``estimate(inputs)``: F (B, T, D) before the output projection. A round calls
-      `project_inputs`, `query_heads` and `append_kv`, then `attend_heads`, then
-      `record_round`;
-    - ``cache_shapes()``, if a cache must hold more than keys and values, written with
-      ``append_kv(inputs, k, v, suffix)`` or ``inputs.cache.extend``;
+    - ``estimate(inputs)``: F (B, T, D) before the output projection. Round 0, which is
+      ``super().estimate(inputs)``, calls `project_inputs`, `query_heads` and
+      `append_kv`, then `attend_heads`, then `record_round`. A further round calls
+      `project` with linear maps of its own in the place of `project_inputs`, and
+      `append_kv` with a suffix of its own. A layer that has no use for a context
+      raises an error if ``inputs.source is not inputs.x``;
+    - ``cache_shapes()``, if there is a further round: the shapes of what `append_kv`
+      stores with each suffix;
     - ``attend_heads``, if the attention weights are no softmax of scores;
-    - ``reset_parameters(generator)``, if there are weights outside of linear maps.
+    - ``reset_parameters(generator)``, if there are weights outside of linear maps;
+    - ``__init__``, which takes and passes on ``**options``; linear maps of the layer's
+      own want its ``bias``, ``device`` and ``dtype``, too (`make_projection`).
 
     `forward`, `explain`, masks, positions and decoding are inherited; `register`
-    gives the layer a name. Exercise "A residual without a basis" of chapter 8 is one.
+    gives the layer a name, and `gbattn.cost.counts` a cost. Chapter 8 has an exercise
+    that writes one, "A residual without a basis".
     """
 
     def __init__(
@@ -1189,7 +1208,7 @@ def check_options(argument: str, name: str, options: dict) -> None:
         t for t in dict.fromkeys(takes) if t not in ("self", "d_model", "n_heads")
     ]
     for option in options:
-        want = f"options that {name!r} takes: {', '.join(takes)}"
+        want = f"options that {name!r} takes: {', '.join(takes) or 'none'}"
         require(option in takes, argument, repr(option), want)
 
 

@@ -214,7 +214,7 @@ class ModelConfig:
     d_ffn : int, optional
         Width of the feed-forward sublayer; 4D by default, 8D/3 for ``swiglu``.
     attention : str
-        A registered name: ``multi_head``, ``linear``, ``twicing`` or ``boosted``.
+        A registered name, such as ``multi_head``, ``linear``, ``twicing``, ``boosted``.
     attention_options : dict
         Further arguments of that layer, such as ``rounds``, ``kv_from`` or, for the
         attention weights, ``dropout``.

@@ -1033,6 +1033,52 @@ def used(layer=LAYER, length=2):
     return cache
 
 
+# ---- a layer of one's own that gets its cache wrong ----
+
+
+class WithoutSuffix(MultiHeadAttention):
+    """Its second round stores its keys under the names of the first."""
+
+    def estimate(self, inputs):
+        F = super().estimate(inputs)
+        q, k, v = project(inputs.x * F, self.query, self.key, self.value)
+        q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
+        return F + self.attend_heads(inputs, q, k, v)[0]
+
+
+class WithoutCache(MultiHeadAttention):
+    """It stores nothing."""
+
+    def estimate(self, inputs):
+        q, k, v = self.project_inputs(inputs)
+        q, (k, v) = self.query_heads(inputs, q), self.key_value_heads(inputs, k, v)
+        return self.attend_heads(inputs, q, k, v)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (WithoutSuffix, "name: got 'key' twice; want each name once in a pass"),
+        (WithoutCache, r"cache: got a pass that stored nothing under \['key', 'value'\]; want all that the layer's"),
+    ],
+)
+@torch.no_grad()
+def test_a_layer_that_would_decode_wrongly_is_refused(kind, sentence):
+    layer, x = kind(8, 4), torch.randn(1, 3, 8)
+    assert layer(x, causal=True).shape == x.shape  # without a cache nothing is wrong
+    cache = layer.make_cache(1, 4)
+    for _ in range(2):  # a pass that failed leaves no trace
+        with pytest.raises(ValueError, match=sentence):
+            layer(x, causal=True, cache=cache)
+    assert cache.length == 0
+
+
+def test_a_scale_of_ones_own_may_have_another_dtype():
+    layer = MultiHeadAttention(8, 4, dtype=torch.bfloat16)
+    layer.scale = nn.Parameter(torch.zeros(4))
+    assert layer(torch.randn(1, 3, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
 # ---- one product for several projections ----
 
 
