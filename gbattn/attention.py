@@ -672,7 +672,7 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
     bias = projections[0].bias
     if bias is not None:
         bias = torch.cat([projection.bias for projection in projections])
-    sizes = [projection.out_features for projection in projections]
+    sizes = [len(projection.weight) for projection in projections]
     return nnf.linear(x, weight, bias).split(sizes, dim=-1)
 
 # %% ../nbs/06_attention.ipynb #d0d84f5a
