@@ -607,11 +607,12 @@ class AttentionInputs(NamedTuple):
 def _weight_of(layer: nn.Module) -> torch.Tensor:
     """A parameter, whose device and dtype are those of all; torch's quantisation
     leaves none, and float32 on the CPU."""
-    weight = torch.empty(0, dtype=torch.float32, device="cpu")
-    for parameter in layer.parameters():
-        weight = parameter
-        if parameter.ndim > 1:  # a scale of a layer's own may have another dtype
+    weight = None
+    for weight in layer.parameters():
+        if weight.ndim > 1:  # a scale of a layer's own may have another dtype
             break
+    if weight is None:
+        return torch.empty(0, dtype=torch.float32, device="cpu")
     return weight
 
 
