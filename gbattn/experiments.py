@@ -763,11 +763,7 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
     measured["diverged"] = False
     for split in ("valid", "test"):
         tokens = getattr(corpus, split)
-        n_bytes = (
-            corpus.n_bytes(tokens[1:])
-            if corpus.lossless
-            else corpus.text_bytes(split)
-        )
+        n_bytes = corpus.scored_bytes(split)
         found = evaluate(model, tokens, length=length, n_bytes=n_bytes)
         measured |= {
             f"{split}_loss": found.loss,
