@@ -664,15 +664,18 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
     Notes
     -----
     Torch's own linear maps are multiplied as one, with their weights side by side; a
-    map of another kind, or with hooks, is called. A single token is not worth a copy
-    of the weights. Source: chapter 6.
+    map of another kind, or with hooks, is called, and so are all for a single token,
+    for which a copy of the weights would cost more, and if only some have a bias.
+    Source: chapter 6.
     """
-    if x.shape[1] == 1 or not all(map(_is_plain, projections)):
+    biases = [
+        projection.bias for projection in projections if _is_plain(projection)
+    ]
+    alike = len({bias is None for bias in biases}) == 1
+    if x.shape[1] == 1 or len(biases) < len(projections) or not alike:
         return tuple(projection(x) for projection in projections)
     weight = torch.cat([projection.weight for projection in projections])
-    bias = projections[0].bias
-    if bias is not None:
-        bias = torch.cat([projection.bias for projection in projections])
+    bias = None if biases[0] is None else torch.cat(biases)
     sizes = [len(projection.weight) for projection in projections]
     return nnf.linear(x, weight, bias).split(sizes, dim=-1)
 

@@ -1131,6 +1131,17 @@ def test_a_projection_that_is_not_plain_is_called(change, place):
         assert (ours - theirs).abs().max() < 1e-14
 
 
+@pytest.mark.parametrize("place", (0, 1, 2))
+def test_a_bias_that_only_some_projections_have_is_added(place):
+    maps, x = several(bias=True), torch.randn(2, 5, 8, dtype=F64)
+    maps[place].bias = None
+    for linear in maps:
+        if linear.bias is not None:
+            nn.init.ones_(linear.bias)
+    for ours, wanted in zip(project(x, *maps), [linear(x) for linear in maps], strict=True):
+        assert (ours - wanted).abs().max() < 1e-13
+
+
 def test_a_backward_hook_of_a_projection_is_called():
     seen, layer, x = [], MultiHeadAttention(8, 2), torch.randn(2, 5, 8, requires_grad=True)
     layer.key.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].shape))
