@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads', 'merge_heads', 'causal_mask',
            'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate', 'KeyValueCache', 'Round', 'Trace',
-           'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection', 'project', 'MultiHeadAttention',
-           'LinearAttention', 'register', 'check_options', 'make_attention']
+           'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection', 'TokenShift', 'project',
+           'MultiHeadAttention', 'LinearAttention', 'register', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import inspect
@@ -79,6 +79,7 @@ _EVEN: Rule = (
 )
 _SCALE = optional(POSITIVE)
 _BASE = number("a finite base above 1, such as 10000.0", lambda x: x > 1)
+_HIDDEN = -1e4  # the weight of a key with such a bias is zero
 _MASK: Rule = (
     lambda dtype: dtype == torch.bool or dtype.is_floating_point,
     "a tensor of torch.bool, True = may attend, or of floats to add",
@@ -484,8 +485,15 @@ class KeyValueCache:
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Add `new` (B, heads, rows, width) to the memory `name` at the next
         `advance`; return the memory as it is before."""
+        return self._write_later(name, new, torch.Tensor.add_)
+
+    def replace(self, name: str, new: torch.Tensor) -> torch.Tensor:
+        """As `add`, in the place of what the memory holds."""
+        return self._write_later(name, new, torch.Tensor.copy_)
+
+    def _write_later(self, name, new, write: Callable) -> torch.Tensor:
         buffer = self._buffer(name, new, per_token=False)
-        self._pending[name] = new
+        self._pending[name] = write, new
         return buffer
 
     def _buffer(
@@ -519,8 +527,8 @@ class KeyValueCache:
         if missing and tokens:
             got = f"a pass that stored nothing under {missing}"
             require(False, "cache", got, "all that the layer's cache_shapes name")
-        for name, new in self._pending.items():
-            self.buffers[name] += new
+        for name, (write, new) in self._pending.items():
+            write(self.buffers[name], new)
         self._pending.clear()
         self._extended.clear()
         self.length += tokens
@@ -604,6 +612,26 @@ class AttentionInputs(NamedTuple):
     rounds: list[Round] | None  # a list in `explain`, None in `forward`
 
 # %% ../nbs/06_attention.ipynb #5b0d7b61
+def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
+    """Whether the mask lets each token be mixed with the one before it, (S,) or
+    (B, S): a later one may attend to the earlier, or, in a context, one query to
+    both."""
+    mask, T = inputs.mask, inputs.x.shape[1]
+    if mask is None:
+        return None
+    past = 0 if inputs.cache is None else inputs.cache.length
+    may = mask if mask.dtype == torch.bool else mask > _HIDDEN
+    may = may.expand(*may.shape[:-2], T, past + inputs.source.shape[1])
+    if inputs.source is inputs.x:
+        joined = may.diagonal(past - 1, -2, -1)
+    else:
+        joined = (may[..., 1:] & may[..., :-1]).any(-2)
+    if joined.ndim == 3:  # for one head or more
+        joined = joined.any(1)
+    # The first token of all has none before it.
+    return joined if past else nnf.pad(joined, (1, 0))
+
+
 def _weight_of(layer: nn.Module) -> torch.Tensor:
     """A parameter, whose device and dtype are those of all; torch's quantisation
     leaves none, and float32 on the CPU."""
@@ -644,6 +672,63 @@ def make_projection(inputs: int, outputs: int, **factory_kwargs) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, **factory_kwargs)
     reset_projection(linear)
     return linear
+
+
+class TokenShift(nn.Module):
+    """Mix each token's features with those of the token before: (1 + a) ⊙ z_t + b ⊙
+    z_{t−1}.
+
+    Parameters
+    ----------
+    features : int
+        Width of z.
+    device, dtype : optional
+        Of the weights, as in torch's own layers.
+
+    Notes
+    -----
+    Weights: ``own``, a, and ``previous``, b, one number a feature. Both start at zero,
+    where nothing is mixed. Source: chapter 6; Xu et al. (2025).
+    """
+
+    def __init__(self, features: int, *, device=None, dtype=None) -> None:
+        super().__init__()
+        check(features=(features, COUNT))
+        self.own, self.previous = (
+            nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+            for _ in range(2)
+        )
+
+    def reset_parameters(self) -> None:
+        """Set both weights to zero."""
+        nn.init.zeros_(self.own)
+        nn.init.zeros_(self.previous)
+
+    def forward(
+        self,
+        z: torch.Tensor,
+        last: torch.Tensor | None = None,
+        joined: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the mixture, of the shape of z.
+
+        Parameters
+        ----------
+        z : torch.Tensor
+            Shape (B, S, features).
+        last : torch.Tensor, optional
+            The token before the first, (B, 1, features); zeros by default.
+        joined : torch.Tensor, optional
+            Whether a token is mixed with the one before it, boolean (S,) or (B, S);
+            all are by default.
+        """
+        before = nnf.pad(z, (0, 0, 1, -1))
+        if last is not None:
+            before = torch.cat([last, z[:, :-1]], dim=1)
+        if joined is not None:
+            before = before.masked_fill(~joined[..., None], 0)
+        own, previous = self.own.to(z.dtype), self.previous.to(z.dtype)
+        return torch.addcmul(z * (1 + own), previous, before)
 
 
 def _is_plain(linear: nn.Module) -> bool:
@@ -705,13 +790,19 @@ class MultiHeadAttention(nn.Module):
         depend on positions.
     causal : bool
         Default of ``causal`` in a call.
+    shift : bool
+        Whether keys and values are mixed with those of the token before, by a
+        `TokenShift` each, before positions turn them. Two neighbours are mixed where
+        the mask lets the later one attend to the earlier (in a context: where it lets
+        a query attend to both); an added −10,000 or less hides.
     device, dtype : optional
         Of the weights, as in torch's own layers.
 
     Notes
     -----
-    Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``;
-    ``head_dim`` is K. Source: chapter 6; Vaswani et al. (2017).
+    Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``, and
+    ``key_shift`` and ``value_shift``, or None; ``head_dim`` is K. Source: chapter 6;
+    Vaswani et al. (2017).
 
     To write a layer of your own, derive from this class and override
 
@@ -719,8 +810,9 @@ class MultiHeadAttention(nn.Module):
       ``super().estimate(inputs)``, calls `project_inputs`, `query_heads` and
       `append_kv`, then `attend_heads`, then `record_round`. A further round calls
       `project` with linear maps of its own in the place of `project_inputs`, and
-      `append_kv` with a suffix of its own. A layer that has no use for a context
-      raises an error if ``inputs.source is not inputs.x``;
+      `append_kv` with a suffix of its own, after `shift_kv` if it has ``shift``. A
+      layer that has no use for a context raises an error if ``inputs.source is not
+      inputs.x``;
     - ``cache_shapes()``, if there is a further round: the shapes of what `append_kv`
       stores with each suffix;
     - ``attend_heads``, if the attention weights are no softmax of scores;
@@ -743,6 +835,7 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         rotary: float | None = None,
         causal: bool = False,
+        shift: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -756,6 +849,7 @@ class MultiHeadAttention(nn.Module):
             dropout=(dropout, PROBABILITY),
             bias=(bias, FLAG),
             causal=(causal, FLAG),
+            shift=(shift, FLAG),
         )
         # NumPy's integers keep a layer from compiling.
         self.d_model, self.n_heads = int(d_model), int(n_heads)
@@ -771,19 +865,26 @@ class MultiHeadAttention(nn.Module):
         self.key = make_projection(d_model, kv_dim, **factory_kwargs)
         self.value = make_projection(d_model, kv_dim, **factory_kwargs)
         self.out = make_projection(d_model, d_model, **factory_kwargs)
+        self.key_shift = self.value_shift = None
+        if shift:
+            self.key_shift = TokenShift(kv_dim, device=device, dtype=dtype)
+            self.value_shift = TokenShift(kv_dim, device=device, dtype=dtype)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the weights of all linear maps with `reset_projection`, from a
-        generator or torch's global one."""
+        generator or torch's global one; a `TokenShift` starts at zero."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 reset_projection(module, generator)
+            elif isinstance(module, TokenShift):
+                module.reset_parameters()
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
         kv, rotary = self.n_kv_heads, self.rotary
-        causal = ", causal=True" if self.causal else ""
-        return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}{causal}"
+        flags = ", causal=True" if self.causal else ""
+        flags += ", shift=True" if self.key_shift is not None else ""
+        return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}{flags}"
 
     def forward(
         self,
@@ -866,7 +967,14 @@ class MultiHeadAttention(nn.Module):
         """Return what a cache stores, by name: (heads, width) for every token, or
         (heads, rows, width) for all tokens in one."""
         shape = (self.n_kv_heads, self.head_dim)
-        return {"key": shape, "value": shape}
+        return {"key": shape, "value": shape} | self.shift_shapes()
+
+    def shift_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return what a cache stores for ``shift``: the last key and value, unmixed."""
+        if self.key_shift is None:
+            return {}
+        last = (1, 1, self.n_kv_heads * self.head_dim)
+        return {"last_key": last, "last_value": last}
 
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F before the output projection, shape (B, T, D)."""
@@ -947,8 +1055,35 @@ class MultiHeadAttention(nn.Module):
         """Return q (B, T, D), k and v (B, S, G·K), by as few products as inputs."""
         x, source = inputs.x, inputs.source
         if source is x:
-            return project(x, self.query, self.key, self.value)
-        return self.query(x), *project(source, self.key, self.value)
+            q, k, v = project(x, self.query, self.key, self.value)
+        else:
+            q, (k, v) = self.query(x), project(source, self.key, self.value)
+        return q, *self.shift_kv(inputs, k, v)
+
+    def shift_kv(
+        self,
+        inputs: AttentionInputs,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        of: nn.Module | None = None,
+        suffix: str = "",
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return k and v (B, S, G·K), mixed by the ``key_shift`` and ``value_shift``
+        of a module, by default the layer's; as they are if these are None. A cache
+        stores the last of both, unmixed, as ``last_key`` and ``last_value`` with a
+        suffix."""
+        of = self if of is None else of
+        if of.key_shift is None:
+            return k, v
+        joined, cache = _joined(inputs), inputs.cache
+        mixed = []
+        for name, z in (("key", k), ("value", v)):
+            last = None
+            if cache is not None:
+                new = z[:, None, -1:]  # (B, 1, 1, G·K)
+                last = cache.replace(f"last_{name}{suffix}", new)[:, 0].to(z.dtype)
+            mixed.append(getattr(of, f"{name}_shift")(z, last, joined))
+        return tuple(mixed)
 
     def _heads(self, name: str, x: torch.Tensor, n_heads: int) -> torch.Tensor:
         """Split into heads what a projection returns. If it is sharded over devices,
@@ -1033,7 +1168,7 @@ class LinearAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, rotary, causal, device, dtype
+    d_model, n_heads, n_kv_heads, bias, rotary, causal, shift, device, dtype
         As in `MultiHeadAttention`.
     dropout : float
         0: no weight is formed that could be dropped.
@@ -1075,7 +1210,8 @@ class LinearAttention(MultiHeadAttention):
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of the memory; ``elu`` adds a column of sums of weights."""
         K = self.head_dim
-        return {"memory": (self.n_kv_heads, K, K + (self.feature_map == "elu"))}
+        memory = (self.n_kv_heads, K, K + (self.feature_map == "elu"))
+        return {"memory": memory} | self.shift_shapes()
 
     def make_cache(
         self, batch_size: int, max_length: int, *, dtype: torch.dtype | None = None

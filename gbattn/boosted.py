@@ -16,6 +16,7 @@ from gbattn.attention import (
     AttentionInputs,
     MultiHeadAttention,
     Round,
+    TokenShift,
     Trace,
     at_least_float32,
     make_projection,
@@ -108,13 +109,16 @@ class Correction(nn.Module):
         Numbers in the gate, a divisor of D; 0 for no gate.
     own_keys : bool
         Whether it has projections of its own for keys and values.
+    shift : bool
+        Whether these keys and values are mixed with those of the token before.
     bias, device, dtype : optional
         Of the projections, as in torch's own layers.
 
     Notes
     -----
     Weights: ``query``, ``key``, ``value`` and ``gate``, each a ``torch.nn.Linear``,
-    or None where it has none. Source: chapter 8.
+    ``key_shift`` and ``value_shift``, each a `gbattn.attention.TokenShift`; None where
+    it has none. Source: chapter 8.
     """
 
     def __init__(
@@ -123,9 +127,11 @@ class Correction(nn.Module):
         kv_dim: int,
         n_gates: int,
         own_keys: bool,
+        *,
+        shift: bool = False,
         **factory_kwargs,
     ):
-        check(d_model=(d_model, COUNT), kv_dim=(kv_dim, COUNT))
+        check(d_model=(d_model, COUNT), kv_dim=(kv_dim, COUNT), shift=(shift, FLAG))
         divides, want = divisor_of("D", d_model)
         none_or = lambda n: (is_integer(n) and n == 0) or divides(n)
         check(
@@ -138,6 +144,11 @@ class Correction(nn.Module):
         if own_keys:
             self.key = make_projection(d_model, kv_dim, **factory_kwargs)
             self.value = make_projection(d_model, kv_dim, **factory_kwargs)
+        self.key_shift = self.value_shift = None
+        if shift and own_keys:
+            like = {k: v for k, v in factory_kwargs.items() if k != "bias"}
+            self.key_shift = TokenShift(kv_dim, **like)
+            self.value_shift = TokenShift(kv_dim, **like)
         if n_gates:  # a gate rests on its bias
             self.gate = Gate(d_model, n_gates, **factory_kwargs | {"bias": True})
 
@@ -189,7 +200,7 @@ class GradientBoostedAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, device, dtype
+    d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, shift, device, dtype
         As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn for each round
         anew, as each has attention weights of its own.
     rounds : int
@@ -219,6 +230,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         kv_from: str = "residual",
         gate: str = "feature",
         bias: bool = True,
+        shift: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options,
@@ -229,7 +241,7 @@ class GradientBoostedAttention(MultiHeadAttention):
             kv_from=(kv_from, one_of("residual", "input", "shared")),
             gate=(gate, one_of(*gates)),
         )
-        factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
+        factory_kwargs = dict(bias=bias, shift=shift, device=device, dtype=dtype)
         super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
         kv_dim = self.head_dim * self.n_kv_heads
@@ -273,19 +285,23 @@ class GradientBoostedAttention(MultiHeadAttention):
         self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
         source = None if self.kv_from == "residual" else source
         for m, correction in enumerate(self.corrections, start=1):
-            attention = partial(self._attention_of, inputs, str(m), k, v)
+            attention = partial(self._attention_of, inputs, m, k, v)
             round = correction(x, F, attention, source)
             F = round.estimate
             self.record_round(inputs, **round._asdict())
         return F
 
     def _attention_of(
-        self, inputs: AttentionInputs, m: str, k0, v0, q, k, v
+        self, inputs: AttentionInputs, m: int, k0, v0, q, k, v
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The attention of correction m, over the keys and values of round 0 where
         it has none of its own."""
         q = self.query_heads(inputs, q)
-        k, v = (k0, v0) if k is None else self.append_kv(inputs, k, v, m)
+        if k is None:
+            k, v = k0, v0
+        else:
+            k, v = self.shift_kv(inputs, k, v, self.corrections[m - 1], str(m))
+            k, v = self.append_kv(inputs, k, v, str(m))
         return self.attend_heads(inputs, q, k, v)
 
 # %% ../nbs/08_boosted.ipynb #7c1999c4

@@ -38,7 +38,12 @@ from gbattn.conventions import (
     optional,
     require,
 )
-from .language_model import ModelConfig, model_cost, parameter_count
+from gbattn.language_model import (
+    LanguageModel,
+    ModelConfig,
+    model_cost,
+    parameter_count,
+)
 
 # %% ../nbs/16_comparison.ipynb #f9bdc2c7
 #| code-fold: true
@@ -154,8 +159,9 @@ def matched(
         What is to grow or shrink; its ``d_ffn`` must be None.
     target : gbattn.language_model.ModelConfig
         What it is to equal.
-    by : {"parameters", "non_embedding", "training_flops"}
-        In what.
+    by : {"parameters", "non_embedding", "training_flops", "sequential_attention"}
+        In what; the last is the number of attentions one after the other, rounds of a
+        layer or layers, and FLOPs.
     change : {"d_model", "n_layers"}
         Wider, by multiples of twice the heads, or deeper.
 
@@ -164,10 +170,39 @@ def matched(
     dict
         ``{change: …, "d_ffn": …}``, the latter a multiple of 4.
     """
-    check(by=(by, one_of(*MEASURES)), change=(change, one_of(*CHANGES)))
+    by_rounds = by == "sequential_attention"
+    check(by=(by, one_of(*MEASURES, "sequential_attention")))
+    check(change=(change, one_of("n_layers") if by_rounds else one_of(*CHANGES)))
     check(target=(target, _MODEL))
     _check_open(config)
-    return _match(config, MEASURES[by], MEASURES[by](target), change)
+    if not by_rounds:
+        return _match(config, MEASURES[by], MEASURES[by](target), change)
+    wanted = _sequential_attentions(target)
+    depth = wanted * config.n_layers // _sequential_attentions(config)
+    deep = replace(config, n_layers=depth)
+    found = _sequential_attentions(deep)
+    want = f"one whose layers can make {wanted} in sequence"
+    require(found == wanted, "config", f"{found} attentions in sequence", want)
+    flops = MEASURES["training_flops"]
+    return {"n_layers": depth, "d_ffn": _fill(deep, flops, flops(target), change)}
+
+
+def _sequential_attentions(config: ModelConfig) -> int:
+    """Attentions that a model makes one after the other."""
+    blocks = LanguageModel(config, device="meta").blocks
+    return sum(getattr(block.attention, "rounds", 1) for block in blocks)
+
+
+def _fill(
+    config: ModelConfig, measure: Callable, target: float, change: str
+) -> int:
+    """The feed-forward width at which the measure comes nearest to the target."""
+    at_4, at_8 = (measure(replace(config, d_ffn=f)) for f in (4, 8))
+    d_ffn = 4 * max(1, 1 + round((target - at_4) / (at_8 - at_4)))
+    off = abs(measure(replace(config, d_ffn=d_ffn)) - target)
+    got = f"a model that comes no nearer than {off:,.0f} to {target:,.0f} by {change} and d_ffn"
+    require(off <= at_8 - at_4, "config", got, "one that can equal it")
+    return d_ffn
 
 
 def _match(
@@ -187,12 +222,7 @@ def _match(
         key=lambda size: abs(at(size) - target),
     )
     base = replace(config, **{change: size})
-    at_4, at_8 = (measure(replace(base, d_ffn=f)) for f in (4, 8))
-    d_ffn = 4 * max(1, 1 + round((target - at_4) / (at_8 - at_4)))
-    off = abs(measure(replace(base, d_ffn=d_ffn)) - target)
-    got = f"a model that comes no nearer than {off:,.0f} to {target:,.0f} by {change} and d_ffn"
-    require(off <= at_8 - at_4, "config", got, "one that can equal it")
-    return {change: size, "d_ffn": d_ffn}
+    return {change: size, "d_ffn": _fill(base, measure, target, change)}
 
 # %% ../nbs/16_comparison.ipynb #1e52e6ad
 #| code-fold: true

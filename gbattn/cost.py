@@ -232,6 +232,15 @@ class AttentionSizes(NamedTuple):
             return self.query() + self.keys_and_values()
         return self.project(self.T, self.D, self.kv_dim, self.kv_dim)
 
+    def shift(self) -> Cost:
+        """Cost of mixing keys and values with those of the token before, if the layer
+        has ``shift``: a copy one place on and two elementwise steps."""
+        if self.layer.key_shift is None:
+            return Cost()
+        n = self.B * self.new * self.kv_dim
+        one = self.moved(7 * n + 4 * self.kv_dim, 2 * n + self.kv_dim)
+        return 2 * (one + Cost(parameters=2 * self.kv_dim))
+
     def attention(self, kv_dim: int) -> Cost:
         """Cost of one attention. Two products forward; five backward, as the fused
         kernel recomputes its scores from the sums of exponentials that it saved."""
@@ -292,7 +301,7 @@ def one_round(p: AttentionSizes) -> Parts:
         "projections": projections + p.project(p.T, p.D, saved=False),
         "attention": p.attention(p.kv_dim),
         "gate": Cost(),
-        "elementwise": Cost(),
+        "elementwise": p.shift(),
     }
 
 # %% ../nbs/10_cost.ipynb #797c0c70
@@ -325,6 +334,8 @@ def _boosted_parts(p: AttentionSizes) -> Parts:
     elif layer.kv_from == "input":
         project += p.keys_and_values()
     residual = p.moved(3 * p.numel, p.numel)
+    if layer.kv_from != "shared":
+        residual += p.shift()
     update = p.moved(4 * p.numel if n == p.D else 3 * p.numel + rows * n)
     if n:
         gate = linear_cost(2 * p.D, n, rows, itemsize=p.itemsize)  # saves F ‖ c
@@ -396,13 +407,13 @@ def attention_parts(
 #| code-fold: true
 def _cache_bytes(layer: MultiHeadAttention, tokens: int, itemsize: int) -> int:
     """Bytes that a cache holds of one sequence."""
-    total = 0
-    for heads, *rows, width in layer.cache_shapes().values():
-        if rows:  # a sum of all tokens, in float32 at least
-            total += heads * rows[0] * width * max(4, itemsize)
-        else:
-            total += heads * tokens * width * itemsize
-    return total
+    if isinstance(layer, LinearAttention):  # sums, in float32 at least
+        itemsize = max(4, itemsize)
+    shapes = layer.cache_shapes().values()
+    sizes = [
+        heads * (rows or [tokens])[0] * width for heads, *rows, width in shapes
+    ]
+    return sum(sizes) * itemsize
 
 # %% ../nbs/10_cost.ipynb #3acc5db1
 def attention_cost(

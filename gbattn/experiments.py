@@ -196,8 +196,9 @@ class Arm:
         experiment's.
     equal_to : Arm, optional
         The arm that this one is grown or shrunk to equal.
-    equal_in : {"parameters", "non_embedding", "training_flops", "time"}
-        In what, as `matched` takes it; time is that of the records of the sweep.
+    equal_in : str
+        In what, as `matched` takes it, or ``"time"``, that of the records of the
+        sweep.
     change : {"d_model", "n_layers"}
         By what.
     """
@@ -213,7 +214,8 @@ class Arm:
 
     def __post_init__(self):
         rules = dict(name=_name_of("_."), label=STRING, method=one_of(*COLOURS))
-        rules |= dict(equal_in=one_of(*MEASURES, "time"), change=one_of(*CHANGES))
+        equal_in = one_of(*MEASURES, "sequential_attention", "time")
+        rules |= dict(equal_in=equal_in, change=one_of(*CHANGES))
         rules |= dict(equal_to=optional(instance(Arm, "an Arm")))
         check_fields(self, rules | dict(model=DICTIONARY, train=DICTIONARY))
         object.__setattr__(self, "label", self.label or self.name)

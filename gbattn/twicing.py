@@ -29,7 +29,7 @@ class TwicingAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, rotary, causal, device, dtype
+    d_model, n_heads, n_kv_heads, bias, rotary, causal, shift, device, dtype
         As in `gbattn.attention.MultiHeadAttention`, whose weights these are.
     rounds : int
         Rounds of smoothing; one is multi-head attention.

@@ -252,7 +252,8 @@ def test_prop_block(p):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "options", [{}] + COUNTS_GROUPED * [{"n_kv_heads": 2, "bias": False}, {"rotary": 100.0, "n_kv_heads": 1}]
+    "options",
+    [{}, {"shift": True}] + COUNTS_GROUPED * [{"n_kv_heads": 2, "bias": False}, {"rotary": 100.0, "n_kv_heads": 1}],
 )
 def test_every_count_is_torchs(dtype, options):
     B, T = 2, 11
@@ -272,7 +273,7 @@ def test_every_count_is_torchs(dtype, options):
 
 def test_a_context():
     refused = 0
-    for layer in family(rounds=(1, 2)):
+    for layer in (*family(rounds=(1, 2)), MultiHeadAttention(16, 4, shift=True)):
         x, context = tokens(2, 5), tokens(2, 9)
         try:
             layer(x, context=context)
@@ -290,8 +291,10 @@ def test_a_context():
 
 @pytest.mark.parametrize("T", [1, 3])
 def test_decoding(T):
-    layers = [*family(rounds=(2,)), *(family(rounds=(2,), n_kv_heads=2) if COUNTS_GROUPED else ())]
+    layers = [*family(rounds=(2,)), *family(rounds=(2,), shift=True)]
+    layers += family(rounds=(2,), n_kv_heads=2) if COUNTS_GROUPED else ()
     layers += [LinearAttention(16, 4, n_kv_heads=g, feature_map=f) for g in (4, 2) for f in ("elu", "identity")]
+    layers += [LinearAttention(16, 4, shift=True)]
     for layer in layers:
         cache = layer.make_cache(2, 20)
         with torch.no_grad():

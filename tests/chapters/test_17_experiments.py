@@ -73,12 +73,11 @@ def runs_of(experiment):
 
 
 def test_the_runs_of_the_catalogue_are_those_of_the_first_day():
-    """Names, and with them ids, seeds and rates, of each experiment as it was when it was a Python dictionary."""
+    """Names, and with them ids, seeds and rates, of each experiment as it was when its sweep was finished."""
     known = json.loads((Path(__file__).parents[1] / "support" / "catalogue.json").read_text())
     digest = lambda names: hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-    found = {name: [one.name for one in runs_of(experiment)] for name, experiment in EXPERIMENTS.items()}
+    found = {name: [one.name for one in runs_of(EXPERIMENTS[name])] for name in known}
     assert {name: [len(names), digest(names)] for name, names in found.items()} == known
-    assert sum(map(len, found.values())) == 691
 
 
 def test_the_catalogue_is_its_files():

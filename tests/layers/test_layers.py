@@ -57,10 +57,11 @@ def tokens(B=2, T=7, *, dtype=torch.float64, seed=1, d_model=D):
 
 
 def variants(kinds=KINDS):
-    """Each kind plain, with grouped keys, and with rotary positions where it may have them."""
+    """Each kind plain, with grouped keys, shifted, and with rotary positions where it may have them."""
     for kind in kinds:
         yield kind, {}
         yield kind, {"n_kv_heads": 2}
+        yield kind, {"n_kv_heads": 2, "shift": True}
         if kind != "linear elu":
             yield kind, {"n_kv_heads": 1, "rotary": 100.0}
 
