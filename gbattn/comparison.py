@@ -177,12 +177,12 @@ def matched(
     _check_open(config)
     if not by_rounds:
         return _match(config, MEASURES[by], MEASURES[by](target), change)
-    wanted = _sequential_attentions(target)
-    depth = wanted * config.n_layers // _sequential_attentions(config)
+    rounds, of_config = map(_sequential_attentions, (target, config))
+    depth = rounds * config.n_layers // of_config
     deep = replace(config, n_layers=depth)
     found = _sequential_attentions(deep)
-    want = f"one whose layers can make {wanted} in sequence"
-    require(found == wanted, "config", f"{found} attentions in sequence", want)
+    want = f"one whose layers can make {rounds} in sequence"
+    require(found == rounds, "config", f"{found} attentions in sequence", want)
     flops = MEASURES["training_flops"]
     return {"n_layers": depth, "d_ffn": _fill(deep, flops, flops(target), change)}
 

@@ -136,6 +136,7 @@ def chapters_export_a_module(root):
         f"nbs/{path.name} has no '#| default_exp' cell: every chapter writes one module of gbattn; name it there."
         for path in notebooks(root)
         if is_chapter(path)
+        and path.name[0].isdigit()  # an appendix need not
         and not any("default_exp" in split_cell(c.source)[0] for c in cells_of(path) if c.kind == "code")
     ]
 
