@@ -1078,33 +1078,40 @@ class MultiHeadAttention(nn.Module):
         joined, cache = _joined(inputs), inputs.cache
         mixed = []
         for name, z in (("key", k), ("value", v)):
-            last = None
+            self._check_features(name, z)
+            last, stored = None, f"last_{name}{suffix}"
             if cache is not None:
-                new = z[:, None, -1:]  # (B, 1, 1, G·K)
-                last = cache.replace(f"last_{name}{suffix}", new)[:, 0].to(z.dtype)
+                new = z[:, None, -1:].to(
+                    cache.buffers[stored].dtype
+                )  # (B, 1, 1, G·K)
+                last = cache.replace(stored, new)[:, 0].to(z.dtype)
             mixed.append(getattr(of, f"{name}_shift")(z, last, joined))
         return tuple(mixed)
 
-    def _heads(self, name: str, x: torch.Tensor, n_heads: int) -> torch.Tensor:
-        """Split into heads what a projection returns. If it is sharded over devices,
-        a part of its features must not pass for heads of smaller width."""
+    def _check_features(self, name: str, x: torch.Tensor) -> int:
+        """Return the number of heads of what a projection returns. If it is sharded
+        over devices, a part of its features must not pass for heads of smaller
+        width."""
+        heads = "n_heads" if name == "query" else "n_kv_heads"
+        n_heads = getattr(self, heads)
         if x.shape[-1] != n_heads * self.head_dim:
-            heads = "n_heads" if name == "query" else "n_kv_heads"
             want = f"{n_heads * self.head_dim}, {heads} · head_dim"
             require(False, name, f"{x.shape[-1]} features", want)
-        return split_heads(x, n_heads)
+        return n_heads
+
+    def _heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return split_heads(x, self._check_features(name, x))
 
     def query_heads(self, inputs: AttentionInputs, q: torch.Tensor) -> torch.Tensor:
         """Return the heads of q (B, T, D), rotated by position, (B, H, T, K)."""
-        q = self._heads("query", q, self.n_heads)
+        q = self._heads("query", q)
         return q if inputs.angles is None else rotate(q, inputs.angles[0])
 
     def key_value_heads(
         self, inputs: AttentionInputs, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the heads of k and v (B, S, G·K), the keys rotated by position."""
-        k = self._heads("key", k, self.n_kv_heads)
-        v = self._heads("value", v, self.n_kv_heads)
+        k, v = self._heads("key", k), self._heads("value", v)
         return k if inputs.angles is None else rotate(k, inputs.angles[1]), v
 
     def append_kv(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 
-from gbattn.attention import LinearAttention, MultiHeadAttention, causal_mask, make_attention, padding_mask
+from gbattn.attention import LinearAttention, MultiHeadAttention, TokenShift, causal_mask, make_attention, padding_mask
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.twicing import TwicingAttention
 
@@ -36,10 +36,20 @@ KINDS = {
         for gate in ("feature", "head", "scalar", "none")
     },
 }
+SHIFTED = {
+    f"{kind} shift": KINDS[kind] | {"shift": True}
+    for kind in (
+        *("multi_head", "linear elu", "linear identity", "twicing 2", "boosted 2 residual feature"),
+        *("boosted 3 input head", "boosted 2 shared none"),
+    )
+}
+KINDS |= SHIFTED
 FEW = ["multi_head", "linear elu", "twicing 2", "boosted 2 residual feature", "boosted 2 shared head"]
+FEW += ["linear elu shift", "boosted 2 residual feature shift"]
 SOFTMAX = [kind for kind in KINDS if not kind.startswith("linear")]
 FEW_SOFTMAX = [kind for kind in FEW if kind in SOFTMAX]
 CROSS = ["multi_head", "linear elu", "twicing 1", "boosted 1", "boosted 2 input feature", "boosted 3 shared scalar"]
+CROSS += ["multi_head shift", "linear elu shift", "boosted 3 input head shift"]
 
 
 def layer_of(kind, *, dtype=torch.float64, seed=0, d_model=D, n_heads=H, **options):
@@ -57,12 +67,11 @@ def tokens(B=2, T=7, *, dtype=torch.float64, seed=1, d_model=D):
 
 
 def variants(kinds=KINDS):
-    """Each kind plain, with grouped keys, shifted, and with rotary positions where it may have them."""
+    """Each kind plain, with grouped keys, and with rotary positions where it may have them."""
     for kind in kinds:
         yield kind, {}
         yield kind, {"n_kv_heads": 2}
-        yield kind, {"n_kv_heads": 2, "shift": True}
-        if kind != "linear elu":
+        if not kind.startswith("linear elu"):
             yield kind, {"n_kv_heads": 1, "rotary": 100.0}
 
 
@@ -255,9 +264,10 @@ def test_a_large_number_in_a_mask_of_another_precision_stays_finite():
 
 @pytest.mark.parametrize("kind", FEW)
 @torch.no_grad()
-def test_without_positions_a_layer_sees_a_set(kind):
+def test_without_positions_a_layer_sees_a_set_unless_it_is_shifted(kind):
     layer, x, order = layer_of(kind), tokens(), torch.tensor([3, 1, 6, 0, 5, 2, 4])
-    assert (layer(x[:, order]) - layer(x)[:, order]).abs().max() < EXACT
+    difference = (layer(x[:, order]) - layer(x)[:, order]).abs().max()
+    assert difference > 1e-4 if kind in SHIFTED else difference < EXACT
 
 
 @pytest.mark.parametrize("kind", FEW_SOFTMAX)
@@ -334,7 +344,7 @@ def test_decoding_with_left_padding_equals_each_sequence_alone(kind, options):
         assert (output[b : b + 1, 7 - length :] - alone).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("kind", SOFTMAX)
+@pytest.mark.parametrize("kind", [kind for kind in SOFTMAX if kind not in SHIFTED])
 @torch.no_grad()
 def test_a_cropped_and_reordered_cache_continues_as_if_written_so(kind):
     layer, x = layer_of(kind, rotary=100.0), tokens()
@@ -344,6 +354,98 @@ def test_a_cropped_and_reordered_cache_continues_as_if_written_so(kind):
     cache.reorder(torch.tensor([1, 1]))
     wanted = torch.cat([x[[1, 1], :3], x[:, 3:]], dim=1)
     assert (decode(layer, x[:, 3:], [4], cache) - layer(wanted, causal=True)[:, 3:]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", SHIFTED)
+@torch.no_grad()
+def test_a_cache_of_a_shifted_layer_can_be_emptied_and_reordered_but_not_cropped(kind):
+    """The last key, unmixed, of a shorter past is gone."""
+    layer, x = layer_of(kind), tokens()
+    cache = layer.make_cache(2, 9)
+    decode(layer, x, [4, 2], cache)
+    with pytest.raises(ValueError, match="length: got 3; want 0: .* cannot forget a part"):
+        cache.crop(3)
+    cache.reorder(torch.tensor([1, 1]))
+    again = decode(layer, x[[1, 1], 6:], [1], cache)
+    assert (again - layer(x[[1, 1]], causal=True)[:, 6:]).abs().max() < EXACT
+    cache.crop(0)
+    assert (decode(layer, x, [3, 4], cache) - layer(x, causal=True)).abs().max() < EXACT
+
+
+# ---- packed sequences and the shift ----
+
+LENGTHS = [3, 1, 3]  # of three texts that share one row of seven tokens
+TEXT = torch.repeat_interleave(torch.arange(3), torch.tensor(LENGTHS))
+SAME_TEXT = TEXT[:, None] == TEXT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_packed_texts_are_as_separate_ones(kind):
+    layer, x = layer_of(kind), tokens()
+    masks = [SAME_TEXT, SAME_TEXT[None, None].expand(2, H, 7, 7)]
+    if not kind.startswith("linear"):
+        for hidden in (-torch.inf, -1e9, torch.finfo(torch.float64).min):
+            masks.append(torch.zeros(7, 7, dtype=torch.float64).masked_fill(~SAME_TEXT, hidden))
+    for causal in (False, True):
+        alone = torch.cat([layer(part, causal=causal) for part in x.split(LENGTHS, dim=1)], dim=1)
+        for mask in masks:
+            assert (layer(x, causal=causal, mask=mask) - alone).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SHIFTED if not kind.startswith("linear")])
+@pytest.mark.parametrize("chunks", [[1] * 7, [3, 1, 2, 1], [2, 5]], ids=str)
+@torch.no_grad()
+def test_packed_texts_decode_by_chunks(kind, chunks):
+    layer, x, start = layer_of(kind), tokens(), 0
+    cache, outputs = layer.make_cache(2, 7), []
+    for size in chunks:
+        end = start + size
+        mask = SAME_TEXT[None, None, start:end, :end]
+        outputs.append(layer(x[:, start:end], causal=True, mask=mask, cache=cache))
+        start = end
+    assert (torch.cat(outputs, 1) - layer(x, causal=True, mask=SAME_TEXT)).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CROSS if kind in SHIFTED])
+@torch.no_grad()
+def test_packed_contexts_are_as_separate_ones(kind):
+    layer, x, context = layer_of(kind), tokens(), tokens(2, 5, seed=3)
+    of = torch.tensor([0, 0, 1, 2, 2])
+    alone = [layer(x[:, TEXT == i], context=context[:, of == i]) for i in range(3)]
+    packed = layer(x, context=context, mask=TEXT[:, None] == of)
+    assert (packed - torch.cat(alone, 1)).abs().max() < EXACT
+
+
+def test_the_shift_by_hand():
+    """Naively, feature by feature; the first token, and one that may not see its neighbour, have none before them."""
+    shift, z = TokenShift(2, dtype=torch.float64), tokens(2, 4, d_model=2)
+    assert torch.equal(shift(z), z)
+    with torch.no_grad():
+        shift.own.copy_(torch.tensor([0.5, -1.0]))
+        shift.previous.copy_(torch.tensor([2.0, 1.0]))
+    joined, last = torch.tensor([[True, True, False, True], [True] * 4]), tokens(2, 1, seed=5, d_model=2)
+    by_hand = torch.zeros_like(z)
+    for b, t, i in np.ndindex(2, 4, 2):
+        before = z[b, t - 1, i] if t else last[b, 0, i]
+        by_hand[b, t, i] = (1 + shift.own[i]) * z[b, t, i] + shift.previous[i] * before * joined[b, t]
+    assert torch.allclose(shift(z, last, joined), by_hand, atol=1e-15)
+    assert torch.equal(shift(z)[:, 0], (1 + shift.own) * z[:, 0])
+    shift.reset_parameters()
+    assert torch.equal(shift(z, last), z)
+
+
+@pytest.mark.parametrize("kind", SHIFTED)
+@torch.no_grad()
+def test_a_fresh_shift_changes_nothing_and_the_other_weights_are_drawn_as_without_it(kind):
+    layers = []
+    for name in (kind, kind.removesuffix(" shift")):
+        torch.manual_seed(0)
+        layers.append(make_attention(kind.split()[0], D, H, **KINDS[name]))
+    shifted, plain = layers
+    assert plain.state_dict().keys() < shifted.state_dict().keys()
+    assert torch.equal(shifted(tokens().float(), causal=True), plain(tokens().float(), causal=True))
+    assert "shift=True" in repr(shifted) and "shift" not in repr(plain)
 
 
 @pytest.mark.parametrize("kind", SOFTMAX)
@@ -456,7 +558,7 @@ def test_fresh_and_reset_layers_follow_the_table(kind):
     layer = make_attention(kind.split()[0], 32, H, **KINDS[kind])
     for _ in range(2):
         for name, weight in layer.named_parameters():
-            if "gate" in name or name.endswith("bias"):
+            if "gate" in name or "shift" in name or name.endswith("bias"):
                 assert not weight.any(), name
             else:
                 bound = (6 / sum(weight.shape)) ** 0.5
