@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads', 'merge_heads', 'causal_mask',
-           'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate', 'KeyValueCache', 'Round', 'Trace',
-           'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection', 'TokenShift', 'project',
+           'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache',
+           'Round', 'Trace', 'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection', 'project',
            'MultiHeadAttention', 'LinearAttention', 'register', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
@@ -406,6 +406,64 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
+# %% ../nbs/06_attention.ipynb #6c1d0e02
+#| code-fold: true
+class TokenShift(nn.Module):
+    """Mix each token's features with those of the token before: (1 + a) ⊙ z_t + b ⊙
+    z_{t−1}.
+
+    Parameters
+    ----------
+    features : int
+        Width of z.
+    device, dtype : optional
+        Of the weights, as in torch's own layers.
+
+    Notes
+    -----
+    Weights: ``own``, a, and ``previous``, b, one number a feature. Both start at zero,
+    where nothing is mixed. Source: chapter 6; Xu et al. (2025).
+    """
+
+    def __init__(self, features: int, *, device=None, dtype=None) -> None:
+        super().__init__()
+        check(features=(features, COUNT))
+        self.own, self.previous = (
+            nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+            for _ in range(2)
+        )
+
+    def reset_parameters(self) -> None:
+        """Set both weights to zero."""
+        nn.init.zeros_(self.own)
+        nn.init.zeros_(self.previous)
+
+    def forward(
+        self,
+        z: torch.Tensor,
+        last: torch.Tensor | None = None,
+        joined: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the mixture, of the shape of z.
+
+        Parameters
+        ----------
+        z : torch.Tensor
+            Shape (B, S, features).
+        last : torch.Tensor, optional
+            The token before the first, (B, 1, features); zeros by default.
+        joined : torch.Tensor, optional
+            Whether a token is mixed with the one before it, boolean (S,) or (B, S);
+            all are by default.
+        """
+        before = nnf.pad(z, (0, 0, 1, -1))
+        if last is not None:
+            before = torch.cat([last, z[:, :-1]], dim=1)
+        if joined is not None:
+            before = before.masked_fill(~joined[..., None], 0)
+        own, previous = self.own.to(z.dtype), self.previous.to(z.dtype)
+        return torch.addcmul(z * (1 + own), previous, before)
+
 # %% ../nbs/06_attention.ipynb #05a1334e
 #| code-fold: true
 def _are_shapes(shapes: object) -> bool:
@@ -672,63 +730,6 @@ def make_projection(inputs: int, outputs: int, **factory_kwargs) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, **factory_kwargs)
     reset_projection(linear)
     return linear
-
-
-class TokenShift(nn.Module):
-    """Mix each token's features with those of the token before: (1 + a) ⊙ z_t + b ⊙
-    z_{t−1}.
-
-    Parameters
-    ----------
-    features : int
-        Width of z.
-    device, dtype : optional
-        Of the weights, as in torch's own layers.
-
-    Notes
-    -----
-    Weights: ``own``, a, and ``previous``, b, one number a feature. Both start at zero,
-    where nothing is mixed. Source: chapter 6; Xu et al. (2025).
-    """
-
-    def __init__(self, features: int, *, device=None, dtype=None) -> None:
-        super().__init__()
-        check(features=(features, COUNT))
-        self.own, self.previous = (
-            nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
-            for _ in range(2)
-        )
-
-    def reset_parameters(self) -> None:
-        """Set both weights to zero."""
-        nn.init.zeros_(self.own)
-        nn.init.zeros_(self.previous)
-
-    def forward(
-        self,
-        z: torch.Tensor,
-        last: torch.Tensor | None = None,
-        joined: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the mixture, of the shape of z.
-
-        Parameters
-        ----------
-        z : torch.Tensor
-            Shape (B, S, features).
-        last : torch.Tensor, optional
-            The token before the first, (B, 1, features); zeros by default.
-        joined : torch.Tensor, optional
-            Whether a token is mixed with the one before it, boolean (S,) or (B, S);
-            all are by default.
-        """
-        before = nnf.pad(z, (0, 0, 1, -1))
-        if last is not None:
-            before = torch.cat([last, z[:, :-1]], dim=1)
-        if joined is not None:
-            before = before.masked_fill(~joined[..., None], 0)
-        own, previous = self.own.to(z.dtype), self.previous.to(z.dtype)
-        return torch.addcmul(z * (1 + own), previous, before)
 
 
 def _is_plain(linear: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from gbattn.attention import (
     LinearAttention,
     MultiHeadAttention,
     Round,
+    TokenShift,
     Trace,
     attend,
     attention_weights,
@@ -288,6 +289,28 @@ def the_past(p, causal):
 def test_prop_causal_past(p):
     """Outputs of the past do not change, so keys and values can be kept. Mutant: without causality."""
     return the_past(p, True)
+
+
+def weights_of_what_came_next(p, own):
+    """The last row of one head on random letters, with shifted keys, against the proposition's two weights."""
+    n, beta = p.integer(2, 12), 1.0 + p.integer(0, 4)
+    letters = torch.randint(3, (n,), generator=p.rng)
+    x = torch.linalg.qr(p.normal(5, 5))[0][letters]  # orthonormal, not only one-hot
+    shift = TokenShift(5, dtype=F64)
+    with torch.no_grad():
+        shift.own.fill_(own)
+        shift.previous.fill_(1.0)
+    k = shift(x[None])[:, None].detach()
+    found = attention_weights(beta * x[None, None], k, causal=True, scale=1.0)[0, 0, -1]
+    followed = [j > 0 and bool(letters[j - 1] == letters[-1]) for j in range(n)]
+    expected = torch.tensor([math.exp(beta) if yes else 1.0 for yes in followed], dtype=F64)
+    return found, expected / (sum(followed) * math.exp(beta) + n - sum(followed))
+
+
+@claim(problems(), tolerance=1e-12, mutant=lambda p: weights_of_what_came_next(p, 0.0))
+def test_prop_shift_induction(p):
+    """With shifted keys one head finds what came next. Mutant: keys that keep their own token, too."""
+    return weights_of_what_came_next(p, -1.0)
 
 
 def one_memory(p, divide):
