@@ -1,6 +1,7 @@
 """Chapter 8: the claims with their mutants, the options of the layer, and what its corrections do."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -75,6 +76,105 @@ def closed(p, bias):
 def test_prop_ordinary(p):
     """One round, or closed gates, to the last bit. Mutant: gates that are nearly closed."""
     return closed(p, -math.inf)
+
+
+def rescaled(p, s, gates=True):
+    """A layer that reads x − sF against one that reads x − F with the weights of the proposition, for all options."""
+    outputs = []
+    for kv_from, gate, shift in itertools.product(SOURCES, GATES, (False, True)):
+        layer = p.layer(rounds=p.rounds, kv_from=kv_from, gate=gate, shift=shift)
+        other = copy.deepcopy(layer)
+        for correction in layer.corrections:
+            correction.residual = lambda x, F: x - s * F
+        with torch.no_grad():
+            for each in (other, *other.corrections):
+                if each.value is not None:
+                    each.value.weight.mul_(s)
+                    each.value.bias.mul_(s)
+            for correction in other.corrections:
+                if gates and correction.gate is not None:
+                    correction.gate.weight.div_(s)
+            other.out.weight.div_(s)
+        outputs.append((layer(p.x, causal=True), other(p.x, causal=True)))
+    return (torch.cat(side) for side in zip(*outputs))
+
+
+@claim(problems(), tolerance=0, examples=20, mutant=lambda p: rescaled(p, -1.0, gates=False))
+def test_prop_sign(p):
+    """x + F is x − F, to the last bit. Mutant: the gates keep their weights."""
+    return rescaled(p, -1.0)
+
+
+@pytest.mark.parametrize("s", [0.3, -2.0, 7.0])
+def test_any_scale_of_the_estimate_is_the_same_family(s):
+    layer, other = rescaled(Problem(3, 6, 2, 3, 3, 0.5), s)
+    assert (layer - other).abs().max() < 1e-9 * layer.abs().max()
+
+
+def trained(p, clip, optimizer=torch.optim.AdamW):
+    """Losses of ten updates of a layer that reads x − F, and of its image that reads x + F."""
+    minus = p.layer(rounds=p.rounds)
+    plus = copy.deepcopy(minus)
+    with torch.no_grad():
+        for each in (plus, *plus.corrections):
+            each.value.weight.neg_()
+            each.value.bias.neg_()
+        plus.out.weight.neg_()
+        for correction in plus.corrections:
+            correction.residual = torch.add
+            correction.gate.weight.neg_()
+    target, losses = p.normal(*p.x.shape), ([], [])
+    for layer, found in zip((minus, plus), losses):
+        steps = optimizer(layer.parameters(), lr=0.01, weight_decay=0.1)
+        for _ in range(10):
+            loss = (layer(p.x) - target).square().mean()
+            steps.zero_grad()
+            loss.backward()
+            clip(layer)
+            steps.step()
+            found.append(loss.detach())
+    return torch.stack(losses[0]), torch.stack(losses[1])
+
+
+def by_norm(layer):
+    nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
+
+
+def from_above(layer):
+    for weight in layer.parameters():
+        weight.grad.clamp_(max=1e-3)
+
+
+@claim(problems(), tolerance=0, examples=10, mutant=lambda p: trained(p, from_above))
+def test_prop_sign_training(p):
+    """The same losses at every step. Mutant: a clipping that does not commute with the sign."""
+    return trained(p, by_norm)
+
+
+def test_the_start_is_as_likely_negated():
+    """Gates and biases start at zero; values and output are drawn evenly around it."""
+    layer = GradientBoostedAttention(64, 4)
+    for each in (layer, *layer.corrections):
+        assert not each.value.bias.any()
+        assert abs(each.value.weight.mean()) < 4 * each.value.weight.std() / 64
+    assert not layer.corrections[0].gate.weight.any() and not layer.corrections[0].gate.bias.any()
+
+
+def twicing_with_the_other_sign(p, low):
+    """How far the best matrix B leaves the two sides apart, over a basis of V, against the bound of the proof."""
+    w = torch.linalg.qr(torch.cat([torch.ones(p.T, 1, dtype=F64), p.normal(p.T, p.T - 1)], 1))[0]
+    eigenvalues = torch.full((p.T,), low, dtype=F64)
+    eigenvalues[0] = 1.0
+    A = w @ torch.diag(eigenvalues) @ w.T
+    plus, minus = 2 * A + A @ A, 2 * A - A @ A
+    ratio = torch.stack([(plus @ w[:, i]).norm() / (minus @ w[:, i]).norm() for i in (0, 1)])
+    return ratio, torch.tensor([3.0, 5 / 3], dtype=F64)
+
+
+@claim(problems(), tolerance=1e-9, mutant=lambda p: twicing_with_the_other_sign(p, 1.0))
+def test_prop_sign_twicing(p):
+    """One B would have to be 3 I and 5/3 I. Mutant: all eigenvalues are one, where B = 3 I will do."""
+    return twicing_with_the_other_sign(p, 0.5)
 
 
 def gradient_of(p, loss):
