@@ -289,8 +289,9 @@ class Block(nn.Module):
         f(x)) or x + f(x).
     normalizer : {"layernorm", "rmsnorm", "dyt", "derf"}
         A key of `NORMALIZERS`. With ``norm="none"`` there is none.
-    ffn : {"gelu", "relu", "swiglu"}
-        Kind of the feed-forward sublayer, as in `FeedForward`.
+    ffn : {"gelu", "relu", "swiglu", "none"}
+        Kind of the feed-forward sublayer, as in `FeedForward`; ``none`` makes a block
+        of the attention alone.
     d_ffn : int, optional
         Its hidden width, by default as in `FeedForward`.
     attention : str
@@ -309,8 +310,9 @@ class Block(nn.Module):
 
     Notes
     -----
-    Parts: ``attention_norm``, ``attention``, ``ffn_norm``, ``ffn``. After the last
-    block a Pre-LN model normalises once more; that normaliser belongs to the model.
+    Parts: ``attention_norm``, ``attention``, ``ffn_norm``, ``ffn``, the last two None
+    with ``ffn="none"``. After the last block a Pre-LN model normalises once more; that
+    normaliser belongs to the model.
     Source: chapter 11.
     """
 
@@ -334,13 +336,15 @@ class Block(nn.Module):
             d_model=(d_model, COUNT),
             norm=(norm, one_of(*PLACEMENTS)),
             normalizer=(normalizer, one_of(*NORMALIZERS)),
-            ffn=(ffn, one_of(*_ACTIVATIONS)),
+            ffn=(ffn, one_of(*_ACTIVATIONS, "none")),
             attention=(attention, one_of(*LAYERS)),
             d_ffn=(d_ffn, optional(COUNT)),
             attention_options=(attention_options, optional(DICTIONARY)),
             bias=(bias, FLAG),
             dropout=(dropout, PROBABILITY),
         )
+        want = "None with ffn='none'"
+        require(ffn != "none" or d_ffn is None, "d_ffn", d_ffn, want)
         options = attention_options or {}
         check_options("attention_options", attention, options)
         super().__init__()
@@ -358,17 +362,21 @@ class Block(nn.Module):
         self.attention = make_attention(
             attention, d_model, n_heads, **factory_kwargs | options
         )
-        self.ffn_norm = normalize()
-        self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **factory_kwargs)
+        self.ffn_norm = self.ffn = None
+        if ffn != "none":
+            self.ffn_norm = normalize()
+            self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **factory_kwargs)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Reset the parameters of the sublayers, from a generator or torch's global
         one, and of the normalisers."""
         self.attention.reset_parameters(generator)
-        self.ffn.reset_parameters(generator)
         if self.norm != "none":
             self.attention_norm.reset_parameters()
-            self.ffn_norm.reset_parameters()
+        if self.ffn is not None:
+            self.ffn.reset_parameters(generator)
+            if self.norm != "none":
+                self.ffn_norm.reset_parameters()
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
@@ -393,7 +401,9 @@ class Block(nn.Module):
             Passed to the attention: see
             `gbattn.attention.MultiHeadAttention.forward`.
         """
-        check_tokens("x", x, self.d_model, self.ffn)
+        check_tokens(
+            "x", x, self.d_model, self.attention if self.ffn is None else self.ffn
+        )
         attn_kwargs = dict(
             causal=causal, mask=mask, positions=positions, cache=cache
         )
@@ -401,6 +411,8 @@ class Block(nn.Module):
         x = self.place(
             x, lambda z: drop(self.attention(z, **attn_kwargs)), self.attention_norm
         )
+        if self.ffn is None:
+            return x
         return self.place(x, lambda z: drop(self.ffn(z)), self.ffn_norm)
 
     def make_cache(

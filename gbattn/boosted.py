@@ -163,6 +163,7 @@ class Correction(nn.Module):
         F: torch.Tensor,
         attention: Callable,
         source: torch.Tensor | None = None,
+        query_source: torch.Tensor | None = None,
     ) -> Round:
         """Return the round that corrects F.
 
@@ -176,6 +177,8 @@ class Correction(nn.Module):
         source : torch.Tensor, optional
             Keys and values are made of it, shape (B, S, D); of the residual by
             default.
+        query_source : torch.Tensor, optional
+            Queries are made of it, shape (B, T, D); of the residual by default.
 
         Returns
         -------
@@ -183,12 +186,15 @@ class Correction(nn.Module):
             Its ``estimate`` is F + g ⊙ c; its ``gate`` has shape (B, T, n_gates).
         """
         r, k, v, g = self.residual(x, F), None, None, None
+        source = r if source is None else source
+        query_source = r if query_source is None else query_source
         if self.key is None:
-            q = self.query(r)
-        elif source is None:
-            q, k, v = project(r, self.query, self.key, self.value)
+            q = self.query(query_source)
+        elif source is query_source:
+            q, k, v = project(source, self.query, self.key, self.value)
         else:
-            q, (k, v) = self.query(r), project(source, self.key, self.value)
+            q = self.query(query_source)
+            k, v = project(source, self.key, self.value)
         c, A = attention(q, k, v)
         if self.gate is not None:
             g = self.gate(torch.cat([F, c], dim=-1)).sigmoid()
@@ -214,6 +220,9 @@ class GradientBoostedAttention(MultiHeadAttention):
         Keys and values of a correction are made of the residual (the published
         numbers), of the input or context (the text of the first version), or are
         those of round 0.
+    query_from : {"residual", "input"}
+        Queries of a correction are made of the residual or, for comparison, of the
+        input.
     gate : {"feature", "head", "scalar", "none"}
         Whether a gate has one number for each feature, for each head, for the
         token, or is 1.
@@ -233,6 +242,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         *,
         rounds: int = 2,
         kv_from: str = "residual",
+        query_from: str = "residual",
         gate: str = "feature",
         bias: bool = True,
         shift: bool = False,
@@ -244,11 +254,13 @@ class GradientBoostedAttention(MultiHeadAttention):
         check(
             rounds=(rounds, COUNT),
             kv_from=(kv_from, one_of("residual", "input", "shared")),
+            query_from=(query_from, one_of("residual", "input")),
             gate=(gate, one_of(*gates)),
         )
         factory_kwargs = dict(bias=bias, shift=shift, device=device, dtype=dtype)
         super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
+        self.query_from = query_from
         kv_dim = self.head_dim * self.n_kv_heads
         own_keys = kv_from != "shared"
         self.corrections = nn.ModuleList(
@@ -268,6 +280,8 @@ class GradientBoostedAttention(MultiHeadAttention):
         options = (
             f"rounds={self.rounds}, kv_from={self.kv_from!r}, gate={self.gate!r}"
         )
+        if self.query_from != "residual":
+            options += f", query_from={self.query_from!r}"
         return f"{super().extra_repr()}, {options}"
 
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -289,9 +303,10 @@ class GradientBoostedAttention(MultiHeadAttention):
         F, A = self.attend_heads(inputs, q, k, v)
         self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
         source = None if self.kv_from == "residual" else source
+        query_source = None if self.query_from == "residual" else x
         for m, correction in enumerate(self.corrections, start=1):
             attention = partial(self._attention_of, inputs, m, k, v)
-            round = correction(x, F, attention, source)
+            round = correction(x, F, attention, source, query_source)
             F = round.estimate
             self.record_round(inputs, **round._asdict())
         return F

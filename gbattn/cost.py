@@ -329,11 +329,12 @@ def _boosted_parts(p: AttentionSizes) -> Parts:
         p.check_no_context()
     n = {"feature": p.D, "head": layer.n_heads, "scalar": 1, "none": 0}[layer.gate]
     project, gate = p.query(), Cost()
-    if layer.kv_from == "residual":
+    if layer.kv_from == layer.query_from and p.context is None:
         project = p.query_keys_and_values()
-    elif layer.kv_from == "input":
+    elif layer.kv_from != "shared":
         project += p.keys_and_values()
-    residual = p.moved(3 * p.numel, p.numel)
+    read = "residual" in (layer.kv_from, layer.query_from)
+    residual = p.moved(3 * p.numel, p.numel * read)
     if layer.kv_from != "shared":
         residual += p.shift()
     update = p.moved(4 * p.numel if n == p.D else 3 * p.numel + rows * n)

@@ -1094,11 +1094,12 @@ def model_cost(
     cost = Cost()
     for block in model.blocks:
         cost += attention_cost(block.attention, T, **options)
-        for linear in block.ffn.children():
+        linears = [] if block.ffn is None else list(block.ffn.children())
+        for linear in linears:
             sizes = linear.in_features, linear.out_features, batch_size * T
             biased = linear.bias is not None
             cost += linear_cost(*sizes, bias=biased, itemsize=itemsize)
-        if len(list(block.ffn.children())) == 3:  # two read, and save, one input
+        if len(linears) == 3:  # two read, and save, one input
             once = batch_size * T * config.d_model * itemsize
             cost = replace(cost, saved_bytes=cost.saved_bytes - once)
     D, V = config.d_model, config.vocab_size

@@ -38,6 +38,8 @@ def family(D=16, H=4, rounds=(1, 2, 3), **options):
         yield TwicingAttention(D, H, rounds=m, **options)
         for kv_from, gate in itertools.product(KV_FROM, GATES):
             yield GradientBoostedAttention(D, H, rounds=m, kv_from=kv_from, gate=gate, **options)
+        for kv_from in KV_FROM:
+            yield GradientBoostedAttention(D, H, rounds=m, kv_from=kv_from, query_from="input", **options)
 
 
 def measured(layer, x, **call):
@@ -286,7 +288,7 @@ def test_a_context():
         cost = attention_cost(layer, 5, context=9, batch_size=2)
         assert measured(layer, x, context=context) == counted(cost), layer
         assert cost.cache_bytes == 0
-    assert refused == 1 + len(GATES)  # twicing, and boosted from the residual
+    assert refused == 2 + len(GATES)  # twicing, and boosted from the residual
 
 
 @pytest.mark.parametrize("T", [1, 3])

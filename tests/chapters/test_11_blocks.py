@@ -473,6 +473,18 @@ def test_attention_options_reach_the_layer():
     ]
 
 
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+def test_a_block_of_attention_alone(norm):
+    whole = block_of(norm=norm)
+    alone = Block(8, 2, norm=norm, ffn="none", dtype=F64)
+    alone.load_state_dict({k: w for k, w in whole.state_dict().items() if not k.startswith("ffn")})
+    x = tokens()
+    assert torch.equal(alone(x), whole.place(x, whole.attention, whole.attention_norm))
+    alone.reset_parameters(torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match="x: got torch.float32; want torch.float64|x: got dtype torch.float32"):
+        alone(x.float())
+
+
 def test_dropout_falls_on_what_is_added():
     """With the attention silenced, a feature of the stream gets nothing or twice what the feed-forward says."""
     block, x = block_of(dropout=0.5), tokens()
@@ -587,7 +599,8 @@ NO_ROW = "x: got a row that does not vary, or is not finite; want rows of finite
         (lambda: Block(8, 2, norm=None), "norm: got None; want one of"),
         (lambda: Block(8, 2, normalizer="batch"), "normalizer: got 'batch'; want one of 'layernorm', 'rmsnorm', 'dyt'"),
         (lambda: Block(8, 2, norm="none", normalizer="batch"), "normalizer: got 'batch'; want"),
-        (lambda: Block(8, 2, ffn="tanh"), "ffn: got 'tanh'; want one of 'gelu', 'relu', 'swiglu'"),
+        (lambda: Block(8, 2, ffn="tanh"), "ffn: got 'tanh'; want one of 'gelu', 'relu', 'swiglu', 'none'"),
+        (lambda: Block(8, 2, ffn="none", d_ffn=4), "d_ffn: got 4; want None with ffn='none'"),
         (lambda: Block(8, 2, attention="soft"), "attention: got 'soft'; want one of 'multi_head', 'linear', "),
         (lambda: Block(8, 2, d_ffn=0), "d_ffn: got 0; want None or a positive integer"),
         (lambda: Block(8, 2, d_ffn=2.5), "d_ffn: got 2.5; want"),

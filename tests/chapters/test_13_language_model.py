@@ -331,6 +331,8 @@ def test_the_published_models_have_the_published_parameters():
         dict(norm="post", normalizer="rmsnorm", ffn="swiglu", d_ffn=24),
         dict(norm="none", attention="linear", max_length=70),
         dict(overrides={0: {"attention": "twicing", "ffn": "relu"}}, final_norm=True, normalizer="derf"),
+        dict(overrides={0: {"ffn": "none"}}),
+        dict(attention_options={"shift": True}),
     ],
 )
 def test_cost_is_what_torch_counts(changes):

@@ -26,7 +26,7 @@ from gbattn.comparison import (
     welch,
 )
 from gbattn.conventions import Record
-from gbattn.language_model import ModelConfig, model_cost
+from gbattn.language_model import LanguageModel, ModelConfig, model_cost
 
 SEED = st.integers(0, 2**32 - 1)
 
@@ -154,6 +154,25 @@ def test_a_deeper_match_keeps_the_layers_that_it_names():
     found = matched(config, target, change="n_layers")
     off = MEASURES["parameters"](replace(config, **found)) - MEASURES["parameters"](target)
     assert abs(off) <= 4 * 33 * found["n_layers"]
+
+
+@pytest.mark.parametrize("d", [16, 64, 96])
+def test_as_many_attentions_in_sequence(d):
+    """Twice the layers, a feed-forward part of 9/4 D: exactly the FLOPs, and the weights but biases and norms."""
+    standard, target = ModelConfig(**SMALL, d_model=d), ModelConfig(**SMALL, d_model=d, attention="boosted")
+    found = matched(standard, target, "sequential_attention", change="n_layers")
+    assert found == {"n_layers": 4, "d_ffn": 9 * d // 4}
+    stack = replace(standard, **found)
+    assert MEASURES["training_flops"](stack) == MEASURES["training_flops"](target)
+    of_matrices = lambda config: sum(p.numel() for p in LanguageModel(config).parameters() if p.ndim > 1)
+    assert of_matrices(stack) == of_matrices(target)
+    assert matched(standard, standard, "sequential_attention", change="n_layers") == {"n_layers": 2, "d_ffn": 4 * d}
+    three = replace(target, attention_options={"rounds": 3})
+    assert matched(standard, three, "sequential_attention", change="n_layers")["n_layers"] == 6
+    with pytest.raises(ValueError, match="config: got 2 attentions in sequence; want .* make 3 in sequence"):
+        matched(replace(target, n_layers=1), replace(standard, n_layers=3), "sequential_attention", change="n_layers")
+    with pytest.raises(ValueError, match="change: got 'd_model'; want one of 'n_layers'"):
+        matched(standard, target, "sequential_attention")
 
 
 def test_a_model_matched_to_itself_stays():

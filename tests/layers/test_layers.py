@@ -44,6 +44,8 @@ SHIFTED = {
     )
 }
 KINDS |= SHIFTED
+KINDS["boosted 2 residual of input"] = {"query_from": "input"}
+KINDS["boosted 3 input of input"] = {"rounds": 3, "kv_from": "input", "query_from": "input"}
 FEW = ["multi_head", "linear elu", "twicing 2", "boosted 2 residual feature", "boosted 2 shared head"]
 FEW += ["linear elu shift", "boosted 2 residual feature shift"]
 SOFTMAX = [kind for kind in KINDS if not kind.startswith("linear")]
