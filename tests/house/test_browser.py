@@ -28,6 +28,13 @@ LOOK = """() => ({
     widest: [...document.querySelectorAll('body *')]
         .map(e => [e.getBoundingClientRect().right, e.tagName.toLowerCase() + '.' + e.className])
         .sort((a, b) => b[0] - a[0])[0]?.[1],
+    spilt: [...document.querySelectorAll('svg[role=img]')].flatMap(svg => {
+        const boxes = [...svg.querySelectorAll('rect')].map(box => box.getBoundingClientRect());
+        const spills = (t, b) => t.top < b.bottom && t.bottom > b.top && t.left < b.right && t.right > b.left
+            && (t.left < b.left || t.right > b.right || t.top < b.top || t.bottom > b.bottom);
+        return [...svg.querySelectorAll('text')].filter(
+            text => boxes.some(box => spills(text.getBoundingClientRect(), box))).map(text => text.textContent);
+    }),
     dark: document.documentElement.dataset.theme === 'dark',
 })"""
 
@@ -122,7 +129,22 @@ def nothing_is_wider_than_the_screen(visits):
     ]
 
 
-LAWS = [equations_render, no_request_leaves, scripts_run, nothing_is_wider_than_the_screen]
+def words_stay_in_their_boxes(visits):
+    """In a drawing that is part of the page, and so has the letters that the reader's machine has."""
+    return [
+        f"{v.page}: '{text}' runs out of its box {v.view}: make the box wider or the words fewer."
+        for v in visits
+        for text in v.seen["spilt"]
+    ]
+
+
+LAWS = [
+    equations_render,
+    no_request_leaves,
+    scripts_run,
+    nothing_is_wider_than_the_screen,
+    words_stay_in_their_boxes,
+]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -166,6 +188,8 @@ BROKEN = {
     "fetches.html": "<script>fetch('https://cdn.example.org/data').catch(() => {})</script>",
     "script.html": "<script>undefinedFunction()</script>",
     "wide.html": "<pre class='long'>" + "x" * 400 + "</pre>",
+    "spilt.html": "<svg role='img'><rect width='60' height='20'/><text y='15'>much more than fits</text>"
+    "<text x='90' y='15'>beside a box</text></svg>",
     "fine.html": r"<div style='overflow:auto'><pre>" + "x" * 400 + "</pre></div>",
 }
 
@@ -191,6 +215,7 @@ def broken_visits(browser, tmp_path_factory):
         ),
         (scripts_run, ["script.html: a script of the page failed with 'undefinedFunction"]),
         (nothing_is_wider_than_the_screen, ["wide.html is"]),
+        (words_stay_in_their_boxes, ["spilt.html: 'much more than fits' runs out of its box"]),
     ],
 )
 def test_a_broken_site(broken_visits, law, expected):

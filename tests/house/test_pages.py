@@ -16,7 +16,12 @@ def test_this_book_keeps(law):
 ALT = "A line that rises from left to right"
 HOME = pages.REPOSITORY
 COLAB = "https://colab.research.google.com/github/gbattn/gbattn/blob/main/nbs/01_first.ipynb"
+PREVIEW = f"""<meta property="og:title" content="First">
+<meta property="og:description" content="A line rises."><meta name="description" content="A line rises.">
+<meta property="og:image" content="{pages.ADDRESS}_static/line.png"><meta property="og:image:alt" content="{ALT}">
+<meta property="og:url" content="{pages.ADDRESS}nbs/01_first.html">"""
 PAGE = f"""<html><head><title>First</title>
+{PREVIEW}
 <link rel="canonical" href="https://example.org/nbs/01_first.html">
 <link rel="stylesheet" href="../_static/book.css?v=1"><style>p {{ background: url(data:image/png;base64,AA) }}</style>
 <script src="../_static/book.js"></script></head>
@@ -38,11 +43,12 @@ def site(tmp_path):
         "_static/book.js": "",
         "_static/logo.svg": "",
         "_static/line.svg": "",
+        "_static/line.png": "",
         "_sources/nbs/01_first.ipynb": "{}",
         "nbs/01_first.ipynb": "{}",
         "searchindex.js": 'Search.setIndex({"docnames": ["nbs/01_first"]})',
         "search.html": "<title>Search</title>",
-        "index.html": '<meta http-equiv="Refresh" content="0; url=nbs/01_first.html" />',
+        "index.html": PREVIEW + '<meta http-equiv="Refresh" content="0; url=nbs/01_first.html" />',
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +86,10 @@ def test_a_site_in_order_breaks_no_law(site, law):
         (pages.links_lead_somewhere, 'href="#first"', 'href="#last"', "no place called 'last'"),
         (pages.pages_link_home, f'href="{HOME}"', "href=''", "no link to the repository"),
         (pages.pages_link_home, f"{HOME}/issues", f"{HOME}/pulls", "no link to open an issue"),
+        (pages.pages_can_be_shared, "og:title", "og:tilte", "has no og:title"),
+        (pages.pages_can_be_shared, 'name="description"', 'name="keywords"', "has no description"),
+        (pages.pages_can_be_shared, "_static/line.png", "_static/line.jpg", "line.jpg, which the site does not have"),
+        (pages.pages_can_be_shared, pages.ADDRESS + "nbs", "https://example.org/nbs", "its address is https://example"),
         (pages.pages_link_home, COLAB, COLAB.replace("01_first", "02_second"), "no button that opens nbs/01_first"),
     ],
 )
@@ -144,6 +154,12 @@ def test_a_book_without_search(site):
     (site / "search.html").unlink()
     (broken,) = pages.the_book_can_be_searched(site)
     assert "no search page" in broken
+
+
+def test_an_address_that_says_nothing(site):
+    spoil(site, PREVIEW, "", "index.html")
+    broken = pages.pages_can_be_shared(site)
+    assert len(broken) == 6 and all(sentence.startswith("index.html has no ") for sentence in broken), broken
 
 
 def test_a_download_that_is_not_the_notebook(site):

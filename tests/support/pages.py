@@ -14,6 +14,7 @@ from bs4 import BeautifulSoup
 
 SITE = Path(__file__).parents[2] / "_build" / "html"
 REPOSITORY = "https://github.com/gbattn/gbattn"
+ADDRESS = "https://gbattn.github.io/gbattn/"
 WORDS = 6
 # Written by Sphinx, not by an author.
 MACHINE_MADE = ("genindex", "py-modindex", "prf-prf", "prf-modindex", "search")
@@ -213,6 +214,31 @@ def pages_link_home(site):
     return found
 
 
+PREVIEW = ("og:title", "og:description", "og:image", "og:image:alt", "og:url")
+
+
+def preview_of(page):
+    """What a chat or a search engine reads of a page: the Open Graph tags, and the description."""
+    tags = page.find_all("meta", content=True)
+    return {tag.get("property") or tag.get("name"): tag["content"].strip() for tag in tags}
+
+
+def pages_can_be_shared(site):
+    """Title, description and picture, on each page and on the pointer at the address of the site."""
+    found = []
+    for name, path in {**authored(site), "index.html": site / "index.html"}.items():
+        preview = preview_of(soup(path))
+        for tag in (*PREVIEW, "description"):
+            if not preview.get(tag):
+                found.append(f"{name} has no {tag}: see sphinxext.opengraph in _config.yml and _ext/front_page.py.")
+        if not preview.get("og:url", ADDRESS).startswith(ADDRESS):
+            found.append(f"{name} says that its address is {preview['og:url']}, which is not under {ADDRESS}.")
+        image = preview.get("og:image", "")
+        if image and not (image.startswith(ADDRESS) and (site / image.removeprefix(ADDRESS)).is_file()):
+            found.append(f"{name} is shared with the picture {image}, which the site does not have.")
+    return found
+
+
 def the_book_can_be_searched(site):
     """A search page, and an index that knows every page."""
     index = site / "searchindex.js"
@@ -252,6 +278,7 @@ LAWS = [
     nothing_is_loaded_from_the_network,
     links_lead_somewhere,
     pages_link_home,
+    pages_can_be_shared,
     the_book_can_be_searched,
     downloads_are_the_notebooks_themselves,
     the_site_is_light,

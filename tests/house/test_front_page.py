@@ -1,0 +1,225 @@
+"""What a stranger sees first, the first page and the README: its code runs, its numbers are those of the records."""
+
+import ast
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import t
+
+import gbattn.conventions
+import pages
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+CELLS = json.loads((ROOT / "nbs" / "index.ipynb").read_text())["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+PROSE = "\n".join("".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "markdown")
+
+
+def code_with(mark):
+    (code,) = (code for code in CODE if mark in code)
+    return code
+
+
+SETUP, FINDINGS, LAYER = (code_with(mark) for mark in ("figure_style()", "findings = Record(", "layer ="))
+
+
+# ---- The same words in both places ----
+
+
+def test_both_begin_with_the_same_question():
+    titles = {text.lstrip().splitlines()[0] for text in (README, PROSE)}
+    assert titles == {"# Attention is regression. What happens if you fit the residual?"}
+
+
+def test_the_five_lines_run_and_are_the_same_in_both():
+    (in_readme,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert ast.dump(ast.parse(in_readme)) == ast.dump(ast.parse(LAYER))
+    assert len(ast.parse(in_readme).body) == 5
+    names = {}
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        exec(in_readme, names)
+    finally:
+        torch.set_default_dtype(before)
+    assert names["y"].shape == names["x"].shape == (8, 128, 256)
+    assert len(names["layer"].explain(names["x"]).rounds) == 2
+
+
+IN_BOOK = re.compile(r"^- \{bdg-\w+\}`(?P<verdict>[a-z ]+)` \*\*(?P<claim>[^*]+)\*\*(?P<rest>.*)$", re.M)
+IN_README = re.compile(r"^- \*\*(?P<verdict>[\w ]+)\.\*\* \*\*(?P<claim>[^*]+)\*\*(?P<rest>.*)$", re.M)
+
+
+def findings_of(pattern, text):
+    return [
+        (found["verdict"].lower(), found["claim"], re.findall(r"\w+\.ipynb", found["rest"]))
+        for found in pattern.finditer(text)
+    ]
+
+
+def test_both_have_the_same_findings_with_the_same_verdicts():
+    in_book = findings_of(IN_BOOK, PROSE)
+    assert in_book == findings_of(IN_README, README)
+    assert 3 <= len(in_book) <= 5
+    assert {verdict for verdict, _, _ in in_book} <= {"held", "did not hold", "open"}
+    assert all(len(chapters) == 1 for _, _, chapters in in_book)
+
+
+def test_the_readme_has_no_measured_number():
+    findings = README.split("## What came out")[1].split("\n## ")[0]
+    assert not re.findall(r"\d+(?:[.,]\d+)?\s?%|\d\.\d", findings), "a README cannot quote: leave numbers to the page"
+
+
+# ---- The numbers, once more and by another way ----
+
+
+@pytest.fixture(scope="module")
+def quoted():
+    """What the first page quotes, by name."""
+    found = {}
+
+    def note(record, field, format=""):
+        found[field] = f"{record.quotable[field]:{format}}"
+
+    names, before = {}, torch.get_default_dtype()
+    try:
+        exec("\n".join(line for line in SETUP.splitlines() if "figure_style()" not in line), names)
+        assert names["quote"] is gbattn.conventions.quote
+        names["quote"] = note
+        exec(FINDINGS, names)
+    finally:
+        torch.set_default_dtype(before)
+    return found
+
+
+def test_every_number_of_the_findings_is_quoted_and_every_quote_is_used(quoted):
+    assert set(re.findall(r"\{glue:text\}`findings\.(\w+)`", PROSE)) == set(quoted)
+    assert not re.findall(r"\d\.\d|\d+ %", "\n".join(m[0] for m in IN_BOOK.finditer(PROSE)).replace("95 %", ""))
+
+
+def losses(experiment, arm):
+    folder = ROOT / "results" / "18_perplexity" / experiment
+    runs = [json.loads(path.read_text()) for path in folder.glob(f"{arm}-seed*.json")]
+    return {run["settings"]["seed"]: run["measured"]["test_loss"] for run in runs}
+
+
+def percent(boosted, baseline):
+    """The paired difference in per cent of perplexity, and its 95 % interval."""
+    assert boosted.keys() == baseline.keys()
+    apart = np.array([boosted[seed] - baseline[seed] for seed in boosted])
+    half = t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / len(apart) ** 0.5
+    return [100 * (math.exp(x) - 1) for x in (apart.mean(), apart.mean() - half, apart.mean() + half)]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "baseline", "arm", "fields", "sign"),
+    [
+        ("ladder-96-again", "ladder-96-again", "wider", "parameters parameters_most parameters_least", -1),
+        ("ladder-48-dropout", "ladder-48-dropout", "wider", "narrow", 1),
+        ("one-pass", "one-pass", "wider", "once once_least once_most", 1),
+        ("one-pass-warm", "one-pass-warm", "wider", "once_warm", 1),
+        ("ladder-96-again", "ladder-96-flops", "wider_flops", "flops flops_low flops_high", 1),
+    ],
+)
+def test_a_finding_has_the_numbers_of_its_records(quoted, experiment, baseline, arm, fields, sign):
+    found = percent(losses(experiment, "boosted_residual"), losses(baseline, arm))
+    for field, number in zip(fields.split(), found):
+        assert float(quoted[field]) == pytest.approx(sign * number, abs=0.051)
+
+
+# ---- The figure ----
+
+
+def test_the_picture_is_what_the_first_page_draws(tmp_path):
+    from matplotlib.image import imread
+
+    again = tmp_path / "again.png"
+    command = [sys.executable, "tools/draw_first_figure.py", again]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    drawn, committed = imread(again), imread(ROOT / "_static" / "fit_the_residual.png")
+    assert drawn.shape == committed.shape == (630, 1200, 4)
+    assert abs(drawn - committed).mean() < 0.002, "run: python tools/draw_first_figure.py"
+
+
+def test_the_figure_says_what_chapter_3_computes():
+    """0.4, 1, 1.6; −0.24, 0, 0.24; 0.16, 1, 1.84: in exact fractions, by hand."""
+    A = np.array([[16, 8, 1], [25 / 4, 50 / 4, 25 / 4], [1, 8, 16]]) / 25
+    slope = np.array([0.0, 1.0, 2.0])
+    one, missed = A @ slope, slope - A @ slope
+    alt = re.search(r"fig-alt: '(.*)'", code_with("fig-alt"))[1].replace("−", "-")
+    for row in (slope, one, missed, A @ missed, one + A @ missed):
+        low, middle, high = (f"{round(x, 9) + 0:g}" for x in row)
+        assert f"{low}, {middle} and {high}" in alt
+
+
+# ---- The links ----
+
+
+def test_the_readme_leads_to_files_that_exist():
+    found = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", README)
+    local = [link or source for link, source in found if not pages.is_remote(link or source)]
+    assert "nbs/index.ipynb" in local and "_static/fit_the_residual.png" in local
+    missing = [name for name in local if not (ROOT / name.split("#")[0]).exists()]
+    assert not missing, f"README.md leads to {missing}, which are not there"
+
+
+def test_four_buttons_and_a_route():
+    page = pages.soup(pages.built_site() / "nbs" / "index.html")
+    buttons = [button["href"] for button in page.select(".first-steps a.sd-btn")]
+    assert buttons == [
+        "01_least_squares.html#three-points-by-hand",
+        "#route-of-four-chapters",
+        "https://colab.research.google.com/github/gbattn/gbattn/blob/main/nbs/01_least_squares.ipynb",
+        pages.REPOSITORY,
+    ]
+    route = [a["href"].split("_")[0] for a in page.select("#a-route-of-four-chapters ol a[href]")]
+    assert route == ["01", "03", "05", "08"]
+
+
+# ---- What is shared ----
+
+CONF = """
+import sys
+sys.path.insert(0, {extensions!r})
+extensions = ["myst_parser", "sphinxext.opengraph", "front_page"]
+project = "A book"
+root_doc = "nbs/index"
+html_theme = "basic"
+smartquotes = False
+html_baseurl = ogp_site_url = "https://example.org/"
+ogp_image = "_static/picture.png"
+ogp_social_cards = {{"enable": False}}
+"""
+PAGE = """# A question & an answer?
+
+A *first* paragraph, with "quotes" and a < b. It has two sentences.
+
+- A list
+"""
+
+
+def test_the_address_of_the_site_is_shared_like_the_first_page(tmp_path):
+    (tmp_path / "conf.py").write_text(CONF.format(extensions=str(ROOT / "_ext")))
+    (tmp_path / "nbs").mkdir()
+    (tmp_path / "nbs" / "index.md").write_text(PAGE)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", ".", "_build"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / "_build"
+    page, pointer = (pages.preview_of(pages.soup(site / name)) for name in ("nbs/index.html", "index.html"))
+    said = 'A first paragraph, with "quotes" and a < b. It has two sentences.'
+    assert page["og:description"] == page["description"] == said
+    assert page["og:image"] == "https://example.org/_static/picture.png"
+    assert {key: pointer.get(key) for key in pages.PREVIEW} == {key: page.get(key) for key in pages.PREVIEW}
+    assert pointer["description"] == said
+    (refresh,) = pages.soup(site / "index.html").find_all("meta", {"http-equiv": "Refresh"})
+    assert refresh["content"] == "0; url=nbs/index.html"
