@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Parts', 'COUNTS', 'count_flops', 'Cost', 'linear_cost', 'AttentionSizes', 'counts', 'add_parts', 'one_round',
-           'attention_parts', 'attention_cost', 'count_traffic_bytes', 'count_kernels', 'Machine', 'measure_machine',
-           'roofline_seconds', 'count_saved_bytes']
+           'attention_parts', 'attention_cost', 'count_traffic_bytes', 'count_kernels', 'Machine', 'call_seconds',
+           'measure_machine', 'roofline_seconds', 'count_saved_bytes']
 
 # %% ../nbs/10_cost.ipynb #c49d7d04
 import math
@@ -562,6 +562,16 @@ class Machine(NamedTuple):
     bandwidth: float
 
 
+def call_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that a call takes, and on a GPU all that it starts there."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    call()
+    wait()
+    return time.perf_counter() - start
+
+
 def measure_machine(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -594,17 +604,10 @@ def measure_machine(
         require(is_count(number), name, number, "a positive integer")
     a, b = torch.ones(2, size, size, device=device, dtype=dtype)
     u, v, out = torch.ones(3, 16 * size**2, device=device, dtype=dtype)
-    wait = torch.cuda.synchronize if a.is_cuda else lambda: None
 
     def fastest(call: Callable[[], object]) -> float:
-        times = []
-        for _ in range(runs + 1):  # the first wakes the machine up
-            wait()
-            start = time.perf_counter()
-            call()
-            wait()
-            times.append(time.perf_counter() - start)
-        return min(times[1:])
+        times = [call_seconds(call, a.device) for _ in range(runs + 1)]
+        return min(times[1:])  # the first wakes the machine up
 
     product = fastest(lambda: a @ b)
     total = fastest(lambda: torch.add(u, v, out=out))

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['CATALOGUE', 'EXPERIMENTS', 'CorpusSpec', 'Arm', 'Run', 'Experiment', 'find_experiment', 'records_of',
-           'describe_error', 'check_writable', 'run']
+           'describe_error', 'check_writable', 'run', 'least_seconds', 'Status', 'status_of', 'Comparable',
+           'comparable']
 
 # %% ../nbs/17_experiments.ipynb #2f2bf7b6
 import hashlib
@@ -26,7 +27,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from gbattn.comparison import (
     CHANGES,
@@ -73,6 +76,7 @@ from gbattn.corpora import (
     open_corpus,
     read_manifest,
 )
+from .cost import measure_machine
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
@@ -1125,3 +1129,129 @@ def run(
         why += "; what is finished is kept, and run goes on from there"
         raise RuntimeError(why)
     return records_of(experiment, folder)
+
+# %% ../nbs/17_experiments.ipynb #5c1e7f20
+#| code-fold: true
+@lru_cache(1)
+def _product_rate() -> float | None:
+    """FLOPs a second of products of float32 matrices where `run` trains; None on an
+    accelerator that cannot be timed here."""
+    import torch
+
+    if torch.cuda.is_available():
+        return measure_machine("cuda").flops
+    other = torch.backends.mps.is_available() or torch.xpu.is_available()
+    return None if other else measure_machine().flops
+
+
+def least_seconds(experiment: "Experiment | str") -> float | None:
+    """Return a lower bound in seconds on the training of a run of an experiment, by
+    `find_experiment`: the FLOPs of its cheapest run, at the rate at which this machine
+    multiplies float32 matrices.
+
+    None if that rate cannot be measured, if the text decides how long a run is, or if a
+    run trains in another precision. An arm that is equal to another in time counts as
+    that one, as its size is not known before the sweep.
+    """
+    experiment = find_experiment(experiment)
+    arms = tuple(
+        replace(arm.equal_to, name=arm.name, train=arm.train)
+        if arm.equal_to and arm.equal_in == "time"
+        else arm
+        for arm in experiment.arms
+    )
+    one_seed = dict(seeds=experiment.seeds[:1], rates_from=None, rate_of="")
+    flops = []
+    for one in replace(experiment, arms=arms, **one_seed).runs():
+        config, tokens = one.train, one.corpus.max_train_tokens
+        T, B = config.length or one.model.max_length, config.batch_size
+        if config.precision != "no" or config.epochs and not tokens:
+            return None
+        steps = config.steps or config.epochs * tokens / (B * T)
+        flops.append(steps * model_cost(one.model, T, B).training_flops)
+    rate = _product_rate()
+    return rate and min(flops) / rate
+
+
+class Status(NamedTuple):
+    """How far an experiment is: ``done`` of its ``runs`` have a record, and the others
+    take ``hours_left`` (to three decimals) one after the other. That is ``"about"``, by
+    the mean seconds of those that are in, or ``"at least"``, by `least_seconds`: which
+    of the two is in ``left``. None stands for what is not known: the hours, and all of
+    it if a record is damaged; ``why`` says which record.
+    """
+
+    name: str
+    question: str
+    runs: int
+    done: int | None = None
+    hours_left: float | None = None
+    left: str | None = None
+    why: str | None = None
+
+
+def status_of(
+    experiment: "Experiment | str", folder: str | Path | None = None
+) -> Status:
+    """Return how far an experiment (what `find_experiment` takes) is by a folder of
+    records, `gbattn.conventions.results_folder` by default."""
+    experiment = find_experiment(experiment)
+    check(folder=(folder, optional(PATH)))
+    folder = Path(folder or results_folder())
+    found = Status(experiment.name, experiment.question, experiment.planned)
+    try:
+        records = records_of(experiment, folder)
+        missing = experiment.planned - len(records)
+        measured = [record.measured.get("seconds") for record in records]
+        seconds = [x for x in measured if x is not None]
+        if seconds or not missing:
+            left, each = "about", fmean(seconds or [0])
+        else:
+            left, each = "at least", least_seconds(experiment)
+    except ValueError as error:
+        return found._replace(why=str(error))
+    hours = None if each is None else round(missing * each / 3600, 3)
+    return found._replace(done=len(records), hours_left=hours, left=left)
+
+
+class Comparable(NamedTuple):
+    """What `gbattn.comparison.compare` takes of an experiment: ``records``, one of each
+    arm and seed. ``untuned`` names the arms whose learning rate lies at the edge of its
+    grid, of which no ordering is decided; ``done`` runs are in."""
+
+    experiment: Experiment
+    records: list[Record]
+    untuned: set[str]
+    done: int
+
+
+def comparable(
+    experiment: "Experiment | str", folder: str | Path | None = None
+) -> Comparable:
+    """Return the records of an experiment (what `find_experiment` takes) that can be
+    compared, from a folder of records, `gbattn.conventions.results_folder` by default.
+
+    Of a sweep each arm is taken at the rate of `gbattn.comparison.best_rates`. An
+    experiment that varies another setting is refused, and one that was not run.
+    """
+    name = experiment.name if isinstance(experiment, Experiment) else experiment
+    experiment, rate = find_experiment(experiment), "learning_rate"
+    check(folder=(folder, optional(PATH)))
+    folder = Path(folder or results_folder())
+    others = " and ".join(sorted(set(experiment.grid) - {rate}))
+    got = f"{str(name)!r}, which varies {others} in each arm"
+    want = "one in which an arm varies by its seed and its learning rate alone"
+    require(not others, "experiment", got, want)
+    begun = _folder_of(experiment.name, folder).is_dir()
+    untuned = experiment.untuned(folder) if begun else set()
+    records = records_of(experiment, folder)
+    got = f"{str(name)!r}, of which {folder} has no run"
+    want = f"an experiment that was run: gbattn run {name} runs it; or the book's records: "
+    require(bool(records), "experiment", got, want + FETCH_RECORDS)
+    done = len(records)
+    if rate in experiment.grid:
+        untuned, best = set(rates_at_edge(records)), best_rates(records)
+        records = [
+            r for r in records if r.settings[rate] == best[r.settings["arm"]]
+        ]
+    return Comparable(experiment, records, untuned, done)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History', 'check_precision', 'check_device',
-           'window_length', 'checkpoints', 'train', 'RunFolder', 'Evaluation', 'evaluate']
+           'window_length', 'checkpoints', 'train', 'RunFolder', 'Evaluation', 'evaluate', 'Speed', 'measure_speed']
 
 # %% ../nbs/15_training.ipynb #010594fa
 import hashlib
@@ -19,10 +19,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ from gbattn.corpora import (
     read_manifest,
     sequential_windows,
 )
+from .cost import call_seconds
 from .language_model import LanguageModel, ModelConfig
 
 # %% ../nbs/15_training.ipynb #bc620525
@@ -1378,8 +1380,14 @@ class RunFolder:
         *,
         tensorboard: bool = False,
     ) -> History:
-        """Train a model from the newest checkpoint on, and save it. An interruption
-        or a full disk is told with what is saved."""
+        """Train a model from the newest checkpoint on, and save it; a finished run
+        whose checkpoints are gone gives it the weights that were saved. An
+        interruption or a full disk is told with what is saved."""
+        done = self.history()
+        if done and not checkpoints(self.checkpoints):
+            saved = LanguageModel.from_pretrained(self.path)
+            model.load_state_dict(saved.state_dict())
+            return done
         options = dict(folder=self.checkpoints, tensorboard=tensorboard)
         try:
             history = train(model, corpus, config, **options)
@@ -1453,6 +1461,14 @@ class Evaluation(NamedTuple):
     bits_per_byte: float | None
     n_tokens: int
 
+    @classmethod
+    def of(cls, nats: float, n_tokens: int, n_bytes: int | None) -> "Evaluation":
+        """That of a summed loss in nats, of so many tokens and bytes."""
+        loss = nats / n_tokens
+        bits = None if n_bytes is None else bits_per_byte(nats, n_bytes)
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        return cls(loss, perplexity, bits, n_tokens)
+
 
 def evaluate(
     model: nn.Module,
@@ -1507,7 +1523,61 @@ def evaluate(
     nats, n_tokens = _nats(model, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)
-    loss = nats / n_tokens
-    bits = None if n_bytes is None else bits_per_byte(nats, n_bytes)
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return Evaluation(loss, perplexity, bits, n_tokens)
+    return Evaluation.of(nats, n_tokens, n_bytes)
+
+# %% ../nbs/15_training.ipynb #b7c4180e
+#| code-fold: true
+class Speed(NamedTuple):
+    """How fast a model is: the seconds of a training step, ``step_seconds``, and of a
+    token that is written, ``token_seconds``; each is a median."""
+
+    step_seconds: float
+    token_seconds: float
+
+
+def measure_speed(
+    models: Iterable[LanguageModel],
+    *,
+    batch_size: int = 16,
+    rounds: int = 7,
+    new_tokens: int = 32,
+) -> list[Speed]:
+    """Measure how fast language models train and write, each on its own device.
+
+    Parameters
+    ----------
+    models : iterable of gbattn.language_model.LanguageModel
+        They take turns, and keep their weights: the step is one of AdamW at a learning
+        rate of 0.
+    batch_size : int
+        Sequences of a step, each of the model's ``max_length`` random tokens.
+    rounds : int
+        Turns of each that count; one before them does not.
+    new_tokens : int
+        Tokens written in a turn, one after the other, one sequence, with the cache.
+    """
+    counts = dict(batch_size=batch_size, rounds=rounds, new_tokens=new_tokens)
+    check(**{name: (count, COUNT) for name, count in counts.items()})
+    models = list(models)
+    good = all(isinstance(model, LanguageModel) for model in models)
+    require(good, "models", models, "LanguageModels")
+
+    def turn_of(model: LanguageModel) -> Callable[[], list[float]]:
+        device, config = model.head_weight.device, model.config
+        shape = batch_size, config.max_length + 1
+        seeded = torch.Generator().manual_seed(0)
+        text = torch.randint(config.vocab_size, shape, generator=seeded).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+
+        def step() -> None:
+            model(text[:, :-1], text[:, 1:].contiguous()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        write = lambda: model.generate(text[:1, :1], new_tokens)
+        return lambda: [call_seconds(call, device) for call in (step, write)]
+
+    turns = [turn_of(model) for model in models]
+    seconds = [[turn() for turn in turns] for _ in range(rounds + 1)]
+    medians = [map(median, zip(*of)) for of in zip(*seconds[1:])]
+    return [Speed(step, written / new_tokens) for step, written in medians]

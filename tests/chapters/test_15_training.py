@@ -40,6 +40,7 @@ from gbattn.training import (
     decay_groups,
     evaluate,
     learning_rate,
+    measure_speed,
     step_seed,
     train,
 )
@@ -1134,6 +1135,27 @@ def test_evaluate_says_what_is_wrong(options, message):
         evaluate(Toy(), TOKENS[:1])
     with pytest.raises(ValueError, match="length: got None, of a model without config.max_length"):
         evaluate(nn.Linear(1, 1), TOKENS)
+
+
+# ---- How fast a model is ----
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_a_model_that_is_timed_keeps_its_weights(positions):
+    sizes = dict(vocab_size=30, max_length=8, d_model=8, n_layers=1, n_heads=2, positions=positions)
+    models = [LanguageModel(ModelConfig(attention=name, **sizes)) for name in ("multi_head", "boosted")]
+    before = [weights(model) for model in models]
+    found = measure_speed(iter(models), batch_size=2, rounds=2, new_tokens=3)
+    assert len(found) == 2 and all(seconds > 0 for speed in found for seconds in speed)
+    assert all(torch.equal(was, weights(model)) for was, model in zip(before, models))
+    assert all(p.grad is None for model in models for p in model.parameters())
+
+
+@pytest.mark.parametrize("wrong", [dict(batch_size=0), dict(rounds=1.5), dict(new_tokens=True), dict(models=[3])])
+def test_nothing_else_is_timed(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}: got .*{re.escape(str(value))}.*; want "):
+        measure_speed(**dict(models=[]) | wrong)
 
 
 # ---- Errors of train ----

@@ -29,9 +29,12 @@ from gbattn.experiments import (
     Arm,
     CorpusSpec,
     Experiment,
+    comparable,
     find_experiment,
+    least_seconds,
     records_of,
     run,
+    status_of,
 )
 from gbattn.language_model import LanguageModel, model_cost
 from gbattn.training import checkpoints
@@ -1015,3 +1018,103 @@ def test_a_text_too_poor_for_its_vocabulary_is_refused(corpora, tmp_path):
 def test_wider_is_equal_to_boosted():
     config = TINY.model_of(WIDER)
     assert abs(MEASURES["parameters"](config) / MEASURES["parameters"](TINY.model_of(BOOSTED)) - 1) < 0.05
+
+
+# How far an experiment is, and what of it can be compared
+
+
+def test_the_estimate(tmp_path, monkeypatch):
+    """What is left at the speed of what is in; without it, FLOPs at a rate, epochs and steps alike."""
+    monkeypatch.setattr(experiments, "_product_rate", lambda: 1e6)
+    base = dict(question="", model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2), arms=(Arm(name="a"),))
+    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
+    steps = Experiment(name="s", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1, 2, 3), **base)
+    epochs = Experiment(name="e", corpus=spec, train=dict(epochs=3, batch_size=4), seeds=(1, 2, 3), **base)
+    found = [status_of(one, tmp_path) for one in (steps, epochs)]
+    assert found[0].hours_left == found[1].hours_left > 0  # 3 × 640 tokens are 30 × 4 × 16
+    assert found[0].left == "at least"
+    records = [SimpleNamespace(measured={"seconds": 3600.0})]
+    monkeypatch.setattr(experiments, "records_of", lambda *_: records)
+    found = status_of(steps, tmp_path)
+    assert (found.hours_left, found.left) == (2.0, "about")
+    records = 3 * [SimpleNamespace(measured={})]
+    assert status_of(steps, tmp_path).hours_left == 0
+
+
+def test_a_bound_is_one(tmp_path, monkeypatch):
+    """By the cheapest arm, grid and windows included; where it could be false, nothing is said."""
+    monkeypatch.setattr(experiments, "_product_rate", lambda: 1e4)
+    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
+    small, twice = Arm(name="small"), Arm(name="twice", model={"attention": "twicing"})
+    base = dict(name="s", question="", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1,))
+    base |= dict(model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2))
+    hours = lambda **change: status_of(Experiment(**base | change), tmp_path).hours_left
+    alone = hours(arms=(small,))
+    assert hours(arms=(twice,)) > alone
+    assert hours(arms=(twice, small)) == pytest.approx(2 * alone, abs=0.002)
+    slow = Arm(name="slow", equal_to=twice, equal_in="time")
+    assert hours(arms=(slow,)) == hours(arms=(twice,))  # whose size a sweep decides
+    assert hours(arms=(small,), grid={"n_layers": (2, 1)}) == pytest.approx(2 * alone, abs=0.002)
+    assert hours(arms=(small,), train=base["train"] | {"length": 8}) < 0.6 * alone
+    unknown = dict(corpus=CorpusSpec(name="x", vocab_size=300), train=dict(epochs=3))
+    assert hours(arms=(small,), **unknown) is None
+    assert hours(arms=(small,), train=base["train"] | {"precision": "bf16"}) is None
+    monkeypatch.setattr(experiments, "_product_rate", lambda: None)
+    assert hours(arms=(small,)) is None
+
+
+@pytest.mark.parametrize("gpu, other, device", [(True, False, "cuda"), (False, True, None), (False, False, "cpu")])
+def test_the_speed_is_that_of_where_a_run_trains(monkeypatch, gpu, other, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: other)
+    measured = lambda device="cpu": SimpleNamespace(flops=device)
+    monkeypatch.setattr(experiments, "measure_machine", measured)
+    assert experiments._product_rate.__wrapped__() == device
+
+
+def test_how_far_it_is(finished, tmp_path):
+    place, _ = finished
+    found = status_of(TINY, place / "results")
+    assert (found.name, found.done, found.runs, found.hours_left, found.why) == ("tiny", 4, 4, 0, None)
+    shutil.copytree(place / "results", tmp_path / "results")
+    damaged = next((tmp_path / "results" / "tiny").glob("*.json"))
+    damaged.write_text('{"experiment": "tiny", "settings": {}, "measured": {}}')
+    found = status_of(TINY, tmp_path / "results")
+    assert (found.done, found.hours_left, found.left) == (None, None, None)
+    assert found.why.startswith(f"{damaged}: got a damaged record")
+
+
+def test_what_can_be_compared(finished, tmp_path):
+    """All records of a comparison; of a sweep those of the best rates, with the arms that are not tuned."""
+    place, records = finished
+    found = comparable(TINY, place / "results")
+    assert found == (TINY, records_of(TINY, place / "results"), set(), 4)
+    losses = {("standard", rate): -rate for rate in (1, 2, 3)}
+    losses |= {("boosted_residual", rate): abs(rate - 2) for rate in (1, 2, 3)}
+    sweep = swept(losses, tmp_path)
+    found = comparable(sweep, tmp_path)
+    rates = {(r.settings["arm"], r.settings["learning_rate"]) for r in found.records}
+    assert rates == {("standard", 3), ("boosted_residual", 2)} and len(found.records) == 4
+    assert (found.untuned, found.done) == ({"standard"}, 12)
+    after = replace(UNRATED, name="after", rates_from=sweep)
+    for one in after.tuned(tmp_path).runs():
+        Record("after", one.settings, made(one).measured).save(one.name, tmp_path)
+    assert comparable(after, tmp_path)[2:] == ({"standard"}, 4)
+
+
+@pytest.mark.parametrize(
+    "use, wrong, message",
+    [
+        (comparable, dict(experiment="none"), "experiment: got 'none'; want one of"),
+        (comparable, dict(experiment="quick", folder=3), "folder: got 3; want None or a path"),
+        (comparable, dict(experiment="quick"), "got 'quick', of which .* has no run; want .* run quick runs"),
+        (comparable, dict(experiment=replace(TINY, grid={"n_layers": (1, 2)})), "'tiny', which varies n_layers"),
+        (status_of, dict(experiment=["quick"]), "experiment: got .*; want one of"),
+        (status_of, dict(experiment="quick", folder=""), "folder: got ''; want None or a path"),
+        (least_seconds, dict(experiment=3), "experiment: got 3; want one of"),
+    ],
+)
+def test_what_is_no_experiment_or_folder_is_refused(tmp_path, use, wrong, message):
+    folder = {} if use is least_seconds else dict(folder=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        use(**folder | wrong)

@@ -12,16 +12,16 @@ import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gbattn import command_line
+from gbattn import command_line, commands, experiments
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
-from gbattn.command_line import COMMANDS, MODEL, TRAINING, main, options
+from gbattn.command_line import main, options
+from gbattn.commands import COMMANDS, MODEL, TRAINING
 from gbattn.comparison import compare
 from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
@@ -112,14 +112,15 @@ def refused(outcome, code, *parts):
 # ---- The words ----
 
 
-def test_the_list_of_commands_loads_nothing_heavy():
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_the_list_of_commands_loads_nothing_heavy(word):
     program = (
         "import sys; from gbattn.command_line import main; main(); print(*sys.modules, sep='\\n', file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
-    assert "gbattn.command_line" in loaded
-    assert not loaded & {"torch", "numpy", "tyro", "accelerate", "tokenizers"}
+    assert {"gbattn.command_line", "gbattn.commands"} <= loaded
+    assert not loaded & {"torch", "numpy", "matplotlib", "tyro", "accelerate", "tokenizers"}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
@@ -410,7 +411,7 @@ def test_a_prompt_from_a_standard_input_that_is_closed(trained, call, monkeypatc
 
 
 def test_what_would_command_a_terminal_is_not_shown(call, trained, monkeypatch):
-    monkeypatch.setattr(command_line, "_continued", lambda *words, **how: ["a\x1b[31mb\x9b\r\n\tc é 😀"])
+    monkeypatch.setattr(commands, "_continued", lambda *words, **how: ["a\x1b[31mb\x9b\r\n\tc é 😀"])
     _, out, _ = call("generate", "--folder", trained)
     assert out == "a�[31mb��\n\tc é 😀\n"
 
@@ -828,13 +829,13 @@ def test_an_error_that_is_not_ours_is_one_short_line(trained, call, monkeypatch)
         raise RuntimeError("x" * 9000)
 
     words = ["generate", "--folder", trained]
-    monkeypatch.setattr(command_line, "_continued", broken)
+    monkeypatch.setattr(commands, "_continued", broken)
     assert call(*words)[2] == "gbattn generate: no kernel\n"
     monkeypatch.setenv("GBATTN_DEBUG", "1")
     with pytest.raises(RuntimeError, match="generated code"):
         call(*words)
     monkeypatch.delenv("GBATTN_DEBUG")
-    monkeypatch.setattr(command_line, "_continued", endless)
+    monkeypatch.setattr(commands, "_continued", endless)
     assert len(call(*words)[2]) < 340
 
 
@@ -874,7 +875,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch, trained):
     def broken(*words, **how):
         raise TypeError("a bug")
 
-    monkeypatch.setattr(command_line, "_continued", broken)
+    monkeypatch.setattr(commands, "_continued", broken)
     with pytest.raises(TypeError, match="a bug"):
         main(["generate", "--folder", str(trained)])
 
@@ -923,7 +924,7 @@ def test_a_prompt_that_fills_the_window_is_no_reason_not_to_train(text, tmp_path
     assert ", 1 layer, width 16: " in err
     code, out, err = call(*words)
     assert "after 1 step and" in out
-    assert command_line._many(1, "second") == "1 second" and command_line._many(2000, "second") == "2,000 seconds"
+    assert commands._many(1, "second") == "1 second" and commands._many(2000, "second") == "2,000 seconds"
 
 
 # ---- Ctrl-C ----
@@ -1211,7 +1212,7 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+ +\d+\.\d$", out, re.M)
     assert "diverged" not in out
     refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
-    monkeypatch.setattr(command_line, "_product_rate", lambda: pytest.fail("a speed that nobody asked for"))
+    monkeypatch.setattr(experiments, "_product_rate", lambda: pytest.fail("a speed that nobody asked for"))
     code, out, err = call("run", "tiny", *place)
     assert code == 0 and "4 of   4 runs" in out and "empty" not in err
     code, out, err = call("run", "tiny", *place, "--shard", "3/8")
@@ -1304,79 +1305,31 @@ def test_a_table_has_room():
     rows = [row | dict(arm="a", pairs=0)]
     rows += [row | dict(arm="b", pairs=3, difference=-12345.678, low=-123456.7, high=-1234.5, mean=98765.4)]
     table = dict(rows=rows, metric="validation_bits_per_byte", reference="a", done=1, planned=1, untuned=())
-    head, *lines = command_line._say_compared(table).splitlines()[:3]
+    head, *lines = commands._say_compared(table).splitlines()[:3]
     assert head.split() == ["runs", "validation_bits_per_byte", "sd", "difference", "interval", "parameters", "TFLOPs"]
     assert len({len(line) for line in (head, *lines)}) == 1
     cells = re.split(r" {2,}", lines[1])
     assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1", "–"]
     rows[1] |= dict(pairs=2)
-    head, *lines = command_line._say_compared(table).splitlines()[:3]
+    head, *lines = commands._say_compared(table).splitlines()[:3]
     assert head.split()[4] == "pairs" and re.split(r" {2,}", lines[1])[5] == "2"
 
 
 def test_an_estimate_is_said_from_a_minute_on():
     one = dict(name="s", question="?", runs=9, done=1, left="at least")
-    said = lambda hours: command_line._say_standing(one | {"hours_left": hours}).splitlines()[0]
+    said = lambda hours: commands._say_status(one | {"hours_left": hours}).splitlines()[0]
     assert said(0.01).endswith("1 of   9 runs")
     assert said(0.5).endswith("runs, at least 30 minutes to go")
     assert said(1.25).endswith("runs, at least 1.2 hours to go")
-
-
-def test_the_estimate(monkeypatch):
-    """What is left at the speed of what is in; without it, FLOPs at a rate, epochs and steps alike."""
-    monkeypatch.setattr(command_line, "_product_rate", lambda: 1e6)
-    base = dict(question="", model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2), arms=(Arm(name="a"),))
-    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
-    steps = Experiment(name="s", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1, 2, 3), **base)
-    epochs = Experiment(name="e", corpus=spec, train=dict(epochs=3, batch_size=4), seeds=(1, 2, 3), **base)
-    found = [command_line._standing(one, []) for one in (steps, epochs)]
-    assert found[0]["hours_left"] == found[1]["hours_left"] > 0  # 3 × 640 tokens are 30 × 4 × 16
-    assert found[0]["left"] == "at least"
-    record = SimpleNamespace(measured={"seconds": 3600.0})
-    found = command_line._standing(steps, [record])
-    assert (found["hours_left"], found["left"]) == (2.0, "about")
-    assert command_line._standing(steps, 3 * [SimpleNamespace(measured={})])["hours_left"] == 0
-
-
-def test_a_bound_is_one(monkeypatch):
-    """By the cheapest arm, grid and windows included; where it could be false, nothing is said."""
-    monkeypatch.setattr(command_line, "_product_rate", lambda: 1e4)
-    spec = CorpusSpec(name="x", vocab_size=300, max_train_tokens=640)
-    small, twice = Arm(name="small"), Arm(name="twice", model={"attention": "twicing"})
-    base = dict(name="s", question="", corpus=spec, train=dict(steps=30, batch_size=4), seeds=(1,))
-    base |= dict(model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2))
-    hours = lambda **change: command_line._standing(Experiment(**base | change), [])["hours_left"]
-    alone = hours(arms=(small,))
-    assert hours(arms=(twice,)) > alone
-    assert hours(arms=(twice, small)) == pytest.approx(2 * alone, abs=0.002)
-    slow = Arm(name="slow", equal_to=twice, equal_in="time")
-    assert hours(arms=(slow,)) == hours(arms=(twice,))  # whose size a sweep decides
-    assert hours(arms=(small,), grid={"n_layers": (2, 1)}) == pytest.approx(2 * alone, abs=0.002)
-    assert hours(arms=(small,), train=base["train"] | {"length": 8}) < 0.6 * alone
-    unknown = dict(corpus=CorpusSpec(name="x", vocab_size=300), train=dict(epochs=3))
-    assert hours(arms=(small,), **unknown) is None
-    assert hours(arms=(small,), train=base["train"] | {"precision": "bf16"}) is None
-    monkeypatch.setattr(command_line, "_product_rate", lambda: None)
-    assert hours(arms=(small,)) is None
-    one = command_line._standing(Experiment(**base, arms=(small,)), [])
-    assert command_line._say_standing(one).splitlines()[0].endswith("0 of   1 runs")
-
-
-@pytest.mark.parametrize("gpu, other, device", [(True, False, "cuda"), (False, True, None), (False, False, "cpu")])
-def test_the_speed_is_that_of_where_a_run_trains(monkeypatch, gpu, other, device):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: other)
-    measured = lambda device="cpu": SimpleNamespace(flops=device)
-    monkeypatch.setattr("gbattn.cost.measure_machine", measured)
-    assert command_line._product_rate.__wrapped__() == device
+    assert said(None).endswith("1 of   9 runs")
 
 
 def test_where_records_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert command_line._folder_of_records(None) == Path("results")
-    assert command_line._folder_of_records(Path("there")) == Path("there")
+    assert commands._folder_of_records(None) == Path("results")
+    assert commands._folder_of_records(Path("there")) == Path("there")
     monkeypatch.setenv("GBATTN_RESULTS", "elsewhere")
-    assert command_line._folder_of_records(None) == Path("elsewhere")
+    assert commands._folder_of_records(None) == Path("elsewhere")
 
 
 def test_ctrl_c_in_a_queue(experiment, tmp_path, call, monkeypatch):
@@ -1473,6 +1426,7 @@ def test_a_function_refuses_what_no_word_says(tmp_path, monkeypatch, function, h
     monkeypatch.chdir(tmp_path)
     configs = {"train_model": dict(model=TOY, training=SOME), "measure_arms": dict(model=TOY)}
     with pytest.raises(ValueError) as caught:
-        getattr(command_line, function)(**configs.get(function, {}) | how)
+        module = command_line if function in ("options", "main") else commands
+        getattr(module, function)(**configs.get(function, {}) | how)
     assert str(caught.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
