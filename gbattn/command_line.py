@@ -77,7 +77,7 @@ _PLAINER = {
     "normalizer": "By what: layernorm, rmsnorm, dyt or derf.",
     "attention": "A registered name: multi_head, linear (with --positions learned), "
     "twicing or boosted.",
-    "ffn": "The feed-forward sublayer: gelu, swiglu or relu.",
+    "ffn": "The feed-forward sublayer: gelu, swiglu, relu or none.",
     "attention_options": "What that layer takes besides, as JSON, such as "
     "'{\"rounds\": 3}': rounds, kv_from, gate, dropout and so on.",
     "overrides": "What differs in a layer, by its number from 0, as JSON, such as "
