@@ -43,6 +43,7 @@ KINDS = {
     "boosted": dict(attention="boosted"),
     "shared": dict(attention="boosted", attention_options={"kv_from": "shared", "gate": "head"}),
     "mixed": dict(overrides={1: {"attention": "boosted", "norm": "post", "ffn": "swiglu"}}),
+    "shifted": dict(attention="boosted", attention_options={"shift": True}, overrides={0: {"ffn": "none"}}),
 }
 LEARNED = [(kind, "learned") for kind in KINDS]
 ROTARY = [(kind, "rotary") for kind in KINDS if kind != "linear"]  # its features must stay positive
@@ -331,8 +332,6 @@ def test_the_published_models_have_the_published_parameters():
         dict(norm="post", normalizer="rmsnorm", ffn="swiglu", d_ffn=24),
         dict(norm="none", attention="linear", max_length=70),
         dict(overrides={0: {"attention": "twicing", "ffn": "relu"}}, final_norm=True, normalizer="derf"),
-        dict(overrides={0: {"ffn": "none"}}),
-        dict(attention_options={"shift": True}),
     ],
 )
 def test_cost_is_what_torch_counts(changes):
