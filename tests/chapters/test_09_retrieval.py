@@ -1,0 +1,273 @@
+"""Chapter 9: the claims with their mutants, the hand-set layers, and what their functions refuse."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn.attention import MultiHeadAttention, attend
+from gbattn.boosted import GradientBoostedAttention
+from gbattn.retrieval import encode, induction_layer, induction_targets, retrieval_posterior
+from gbattn.twicing import TwicingAttention
+
+SOURCES = ("residual", "input", "shared")
+
+
+@pytest.fixture(autouse=True)
+def in_double_precision():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+class Problem:
+    """Sequences (B, T) over V tokens for a layer of a length of T or more, and a sharpness that it allows."""
+
+    def __init__(self, seed, V, T, more, extra):
+        rng = torch.Generator().manual_seed(seed)
+        self.V, self.length = V, T + more
+        self.tokens = torch.randint(V, (5, T), generator=rng)
+        self.beta = math.log(4 * self.length**2) + extra
+
+    def layer(self, kv_from):
+        return induction_layer(self.V, self.length, kv_from=kv_from, sharpness=self.beta)
+
+    def off(self, layer, kv_from):
+        """How far each place is off, in the sum of absolute values."""
+        found = layer(encode(self.tokens, self.V, self.length, kv_from=kv_from))[:, 1:]
+        assert not found[..., self.V :].any()
+        return (found[..., : self.V] - induction_targets(self.tokens, self.V)).abs().sum(-1)
+
+
+problems = st.builds(
+    Problem, st.integers(0, 2**31), st.integers(1, 5), st.integers(4, 40), st.integers(0, 5), st.floats(0.0, 20.0)
+)
+
+
+# ---------------------------------------------------------------- claims
+
+
+def labelled(p, spoil=lambda layer: None):
+    layer = p.layer("residual")
+    with torch.no_grad():
+        spoil(layer)
+    off = p.off(layer, "residual")
+    return off, torch.full_like(off, (2 + 8 * p.beta) * p.length * math.exp(-p.beta))
+
+
+def read_the_input(layer):
+    layer.kv_from = "input"
+
+
+def attend_to_itself(layer):
+    place = slice(layer.d_model // 2 - 1, layer.d_model // 2 + 1)
+    scale = layer.query.weight[place, place].norm() / math.sqrt(2)
+    layer.query.weight[place, place] = scale * torch.eye(2)
+
+
+def write_plus(layer):
+    layer.value.weight.neg_()
+
+
+@claim(problems, tolerance=1e-12, relation="<=", examples=30, mutant=lambda p: labelled(p, read_the_input))
+def test_thm_induction(p):
+    """Within the bound at every place. Mutant: keys and values of round 1 read the input."""
+    return labelled(p)
+
+
+@pytest.mark.parametrize("spoil", [attend_to_itself, write_plus], ids=lambda spoil: spoil.__name__)
+def test_every_step_of_the_construction_is_needed(spoil):
+    off, bound = labelled(Problem(0, 3, 30, 0, 10.0), spoil)
+    assert off.max() > 0.9 > 100 * bound.max()
+
+
+def pointed(p, own_place=True):
+    sides = []
+    for kv_from in ("input", "shared"):
+        layer = p.layer(kv_from)
+        if not own_place:
+            with torch.no_grad():
+                layer.query.weight[p.V + 1 : p.V + p.length + 2].zero_()
+        sides.append(p.off(layer, kv_from))
+    off = torch.stack(sides)
+    return off, torch.full_like(off, 2 * p.length * math.exp(-p.beta))
+
+
+@claim(problems, tolerance=1e-12, relation="<=", examples=30, mutant=lambda p: pointed(p, own_place=False))
+def test_thm_pointer(p):
+    """Within the bound at every place, for both kinds. Mutant: no penalty for the own place."""
+    return pointed(p)
+
+
+def halfway(p, middle=0):
+    n, i, d, b = p
+    angle = 2 * np.pi * np.arange(n) / n
+    circle = np.exp(1j * angle)  # the plane as complex numbers
+    asked = b * (circle[i] + circle[(i + 2 * d) % n]) / 2 * circle[1]
+    scores = (asked * circle.conj()).real
+    assert scores.argmax() == (i + d + 1) % n  # the middle, and no successor
+    expected = b * np.cos(2 * np.pi * d / n) * np.cos(2 * np.pi * (np.arange(n) - 1 - i - d - middle) / n)
+    return scores, expected
+
+
+circles = st.integers(5, 40).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, (n - 1) // 4), st.floats(0.5, 50.0))
+)
+
+
+@claim(circles, tolerance=1e-12, mutant=lambda p: halfway(p, middle=1))
+def test_prop_halfway(p):
+    """The score of every place, and which is largest. Mutant: the middle is one place on."""
+    return halfway(p)
+
+
+def posterior_mean(seed, power=2):
+    """Attention against Bayes' rule, from normal densities, one feature after the other."""
+    rng = np.random.default_rng(seed)
+    N, D, noise, length = rng.integers(2, 7), rng.integers(1, 6), rng.uniform(0.3, 2), rng.uniform(0.5, 3)
+    patterns = rng.standard_normal((N, D))
+    patterns *= length / np.linalg.norm(patterns, axis=1, keepdims=True)
+    queries = patterns[rng.integers(N, size=8)] + noise * rng.standard_normal((8, D))
+    density = np.exp(-((queries[:, None] - patterns) ** 2) / (2 * noise**2)).prod(-1)
+    expected = density / density.sum(1, keepdims=True) @ patterns
+    q, k = torch.from_numpy(queries), torch.from_numpy(patterns)
+    by_attention = attend(q[None, None], k[None, None], k[None, None], scale=noise**-power)[0, 0]
+    weights = retrieval_posterior(q, k, noise ** (power / 2))
+    return torch.stack([by_attention, weights @ k]), np.stack([expected, expected])
+
+
+@claim(st.integers(0, 2**31), tolerance=1e-10, mutant=lambda seed: posterior_mean(seed, power=1))
+def test_thm_posterior(seed):
+    """Attention with β = 1/σ² is the posterior mean. Mutant: β = 1/σ."""
+    return posterior_mean(seed)
+
+
+# ---------------------------------------------------------------- targets
+
+
+def test_targets_by_hand():
+    tokens = torch.tensor([[0, 1, 0, 2, 0, 1, 1]])
+    expected = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1 / 2, 1 / 2], [1, 0, 0], [1 / 2, 1 / 2, 0]]
+    torch.testing.assert_close(induction_targets(tokens, 3)[0], torch.tensor(expected))
+    assert torch.equal(induction_targets(tokens.int(), 3), induction_targets(tokens, 3))
+    assert not induction_targets(torch.zeros(2, 1, dtype=torch.long), 1).any()
+
+
+def test_targets_depend_on_nothing_that_comes_later():
+    tokens = torch.randint(4, (3, 20), generator=torch.Generator().manual_seed(0))
+    other = tokens.clone()
+    other[:, 11:] = (other[:, 11:] + 1) % 4
+    first, second = induction_targets(tokens, 4), induction_targets(other, 4)
+    assert torch.equal(first[:, :11], second[:, :11]) and not torch.equal(first, second)
+
+
+# ---------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("kv_from", SOURCES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_default_sharpness_is_right_everywhere(kv_from, dtype):
+    torch.set_default_dtype(dtype)
+    V, T = 3, 6
+    words = torch.tensor(list(itertools.product(range(V), repeat=T)))
+    layer, targets = induction_layer(V, T, kv_from=kv_from), induction_targets(words, V)
+    found = layer(encode(words, V, T, kv_from=kv_from))[:, 1:, :V]
+    assert found.dtype == dtype
+    answer = found.argmax(-1, keepdim=True)
+    match = targets.sum(-1) > 0
+    torch.testing.assert_close(targets.gather(-1, answer)[..., 0][match], targets.amax(-1)[match])
+
+
+@pytest.mark.parametrize("kv_from", SOURCES)
+def test_a_layer_is_an_ordinary_boosted_one(kv_from):
+    """It may be read, and it decodes from a cache what it computes at once."""
+    layer = induction_layer(3, 12, kv_from=kv_from)
+    assert type(layer) is GradientBoostedAttention and layer.n_heads == 1 and layer.causal
+    width = {"residual": 2 * 3 + 4, "input": 3 + 2 * 12 + 3, "shared": 2 * 3 + 2 * 12 + 3}
+    assert layer.d_model == width[kv_from]
+    x = encode(torch.randint(3, (2, 12), generator=torch.Generator().manual_seed(0)), 3, 12, kv_from=kv_from)
+    trace = layer.explain(x)
+    torch.testing.assert_close(trace.output, layer(x))
+    gates = trace.rounds[1].gate
+    assert torch.equal(gates, gates[:1, :1].expand_as(gates))  # constant
+    cache = layer.make_cache(2, 13)
+    with torch.no_grad():
+        steps = [layer(x[:, t : t + 1], cache=cache) for t in range(13)]
+    torch.testing.assert_close(torch.cat(steps, 1), layer(x))
+
+
+def test_the_first_round_attends_to_the_token_before():
+    layer = induction_layer(4, 9)
+    weights = layer.explain(encode(torch.arange(9)[None] % 4, 4, 9)).rounds[0].weights[0, 0]
+    assert weights.argmax(-1).tolist() == [0, *range(9)]
+    assert weights.amax(-1).min() > 0.99
+
+
+@pytest.mark.parametrize("kv_from", SOURCES)
+def test_the_table_of_compositions(kv_from, monkeypatch):
+    """Which of query, key and value of place 5 in round 1 depend on the token of place 1."""
+    layer, attended = GradientBoostedAttention(8, 2, kv_from=kv_from, causal=True), []
+    attend_heads = layer.attend_heads
+    note = lambda inputs, *qkv: attended.append(qkv) or attend_heads(inputs, *qkv)
+    monkeypatch.setattr(layer, "attend_heads", note)
+    x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
+    layer(x)
+    x[0, 1] += 1
+    layer(x)
+    _, one, _, other = attended
+    at = lambda z: z.reshape(1, -1, 6, 4)[:, :, 5] if z.ndim == 4 else z[:, 5]
+    depends = [not torch.equal(at(z), at(w)) for z, w in zip(one, other)]
+    assert depends == [True, kv_from == "residual", kv_from == "residual"]
+
+
+def test_twicing_composes_values_with_the_same_weights_and_one_round_nothing():
+    x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
+    first, second = TwicingAttention(8, 2).explain(x).rounds
+    assert second.weights is None or torch.equal(first.weights, second.weights)
+    assert len(MultiHeadAttention(8, 2).explain(x).rounds) == 1
+
+
+# ---------------------------------------------------------------- bad input
+
+IDS = torch.zeros(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: induction_targets(IDS[0], 2), r"tokens: got shape \(3,\); want \(B, T\)"),
+        (lambda: induction_targets(IDS.double(), 2), "tokens: got dtype torch.float64; want torch.int64"),
+        (lambda: induction_targets(IDS[:, :0], 2), r"tokens: got shape \(2, 0\); want \(B, T\) with B ≥ 1, T ≥ 1"),
+        (lambda: induction_targets(IDS + 2, 2), "tokens: got ids 2 to 2; want ids from 0 to 1"),
+        (lambda: induction_targets(IDS - 1, 2), "tokens: got ids -1 to -1; want ids from 0 to 1"),
+        (lambda: induction_targets(IDS, 0), "vocab_size: got 0; want a positive integer"),
+        (lambda: encode(IDS, 2, 2), "tokens: got length 3; want 2 or less"),
+        (lambda: encode(IDS, 2, 3.0), "length: got 3.0; want a positive integer"),
+        (lambda: encode(IDS, 2, 3, kv_from="x"), "kv_from: got 'x'; want one of 'residual', 'input', 'shared'"),
+        (lambda: induction_layer(0, 3), "vocab_size: got 0; want a positive integer"),
+        (lambda: induction_layer(2, -1), "length: got -1; want a positive integer"),
+        (lambda: induction_layer(2, 3, sharpness=0), "sharpness: got 0; want None or a positive, finite number"),
+        (lambda: induction_layer(2, 3, kv_from=None), "kv_from: got None; want one of"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(3), 1), r"patterns: got shape \(3,\); want \(N, D\)"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 4), 1), r"patterns: got shape \(2, 4\); .*D = 3"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(0, 3), 1), "patterns: got shape .*N ≥ 1"),
+        (lambda: retrieval_posterior(torch.ones(3).long(), torch.ones(2, 3), 1), "queries: got dtype torch.int64"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 3).float(), 1), "patterns: got dtype torch.float32"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 3), 0.0), "noise: got 0.0; want a positive, finite"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+def test_patterns_of_any_length_and_queries_of_any_shape():
+    rng = torch.Generator().manual_seed(0)
+    queries, patterns = torch.randn(2, 3, 4, generator=rng), torch.randn(5, 4, generator=rng)
+    expected = (-torch.cdist(queries, patterns[None]).square() / (2 * 0.7**2)).softmax(-1)
+    torch.testing.assert_close(retrieval_posterior(queries, patterns, 0.7), expected)
