@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['NOT_YET', 'WITH_MODELS', 'BACK', 'SIDES', 'ORDERINGS', 'BOOSTED', 'BASELINES', 'ONE', 'TWO', 'FOUR', 'HIDE', 'WARM',
            'NEW', 'TEN', 'SHIFT', 'SETTINGS', 'MARGIN', 'CLAIMS', 'STATES', 'quote_all', 'published', 'diverged',
-           'has_interval', 'percent', 'in_percent', 'ordering', 'minutes', 'line_style', 'Report', 'increase_by_token',
-           'first_block', 'measure_effects', 'Setting', 'setting', 'planned_p', 'verdict', 'answer_table', 'answers',
-           'Shifted', 'shifted', 'previous_token', 'judge_previous_token', 'shift_table', 'stored', 'apart_in_arm',
-           'why_runs_differ', 'gap_curve']
+           'has_interval', 'percent', 'in_percent', 'in_short', 'ordering', 'minutes', 'line_style', 'Report',
+           'increase_by_token', 'first_block', 'measure_effects', 'Setting', 'setting', 'planned_p', 'verdict',
+           'answer_table', 'answers', 'Shifted', 'shifted', 'previous_token', 'judge_previous_token', 'shift_table',
+           'stored', 'apart_in_arm', 'why_runs_differ', 'gap_curve']
 
 # %% ../nbs/18_perplexity.ipynb #1288daf3
 import math
@@ -84,6 +84,15 @@ def in_percent(row: Row) -> str:
         low, high = f"{percent(row.low):+.1f}", f"{percent(row.high):+.1f}"
         text += f" ({low} to\N{NO-BREAK SPACE}{high})"
     return text
+
+
+def in_short(row: Row) -> str:
+    """Return a difference for a sentence, such as −4.1 % (−9.2 to +1.2, n = 5)."""
+    text = f"{percent(row.difference):+.1f} %"
+    if has_interval(row):
+        low, high = f"{percent(row.low):+.1f}", f"{percent(row.high):+.1f}"
+        text += f" ({low} to\N{NO-BREAK SPACE}{high}, n = {row.pairs})"
+    return text.replace("-", "\N{MINUS SIGN}").replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def ordering(row: Row | None) -> str:
@@ -690,36 +699,39 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     comparison after Holm's correction, of any other marked as explored."""
     row = report.difference(*of)
     if row is None:
-        return report.state_of(*of)
+        found, planned = report.at_shared_seeds(*of)
+        return f"{len(found)} of {planned} in"
     if report.doubt(row, *of):
-        return "undecided: " + (
-            "a run diverged" if diverged(row) else "rate at edge"
-        )
+        return "run diverged" if diverged(row) else "rate at edge"
     word = {"holds": "ahead", "reversed": "behind"}.get(ordering(row), "undecided")
     if of not in adjusted:
-        return f"*explored: {word}*"
-    if word == "undecided" or adjusted[of] < 0.05:
-        return f"**{word}**" if word != "undecided" else word
-    return f"{word}, not after Holm"
+        return f"*({word})*"
+    if word == "undecided" or adjusted[of] >= 0.05:
+        return "undecided" + ", Holm" * (word != "undecided")
+    return f"**{word}**"
 
 
 def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> object:
     """Return boosted attention minus each baseline, a row for each setting, as a table
-    of Markdown: percent of perplexity with its interval, pairs, `verdict`."""
+    of Markdown: percent of perplexity and pairs, the interval, the `verdict`."""
     adjusted, rows = planned_p(report), []
     for setting in settings:
         cells = []
         for key in BASELINES:
-            if key not in setting.against:
-                cells.append("")
-                continue
-            of = setting.of(key)
-            row = report.draw(*of)
-            size = f"{in_percent(row)}<br>n = {row.pairs}, " if row else ""
-            cells.append(size + verdict(report, of, adjusted))
+            lines = []
+            if key in setting.against:
+                of = setting.of(key)
+                row = report.draw(*of)
+                if row and has_interval(row):
+                    size, _, rest = in_short(row).partition(" (")
+                    interval, _, pairs = rest.rstrip(")").partition(", ")
+                    lines = [f"{size}, {pairs}", interval]
+                lines.append(verdict(report, of, adjusted))
+            text = "<br>".join(lines).replace(" ", "\N{NO-BREAK SPACE}")
+            cells.append(text)
         rows.append([setting.label, *cells])
-    head = ["standard", "wider, equal parameters", "wider, equal FLOPs"]
-    return markdown_table(["", *head, "wider, equal time", "stack"], rows)
+    head = "standard", "wider, param.", "wider, FLOPs", "wider, time", "stack"
+    return markdown_table(["", *head], rows)
 
 
 def answers(report: Report) -> Record:
@@ -814,14 +826,14 @@ def previous_token(report: Report) -> Record:
         of.rows,
         of.doubts,
     ):
-        measured[key] = f"undecided, as {why}" if why else f"{in_percent(row)} %"
+        measured[key] = f"undecided, as {why}" if why else in_short(row)
         size = f"an amount still undecided, as {why}," if why else measured[key]
         clauses.append(f"by {size} from {other}")
     sentence = (
         f"{CLAIMS[of.rules]}: where every model is given that token for free, it "
     )
-    sentence += f"differs {' and '.join(clauses)} ({of.rows[0].pairs} pairs, "
-    sentence += f"{100 * of.confidence:g} % intervals)."
+    sentence += f"differs {' and '.join(clauses)} "
+    sentence += f"({100 * of.confidence:g} % intervals)."
     if not any((*of.rules, *of.doubts)) and "+" not in of.name:
         sentence += " Ten more pairs are to be run."
     state = {"state": STATES.get(of.rules, "open")}
