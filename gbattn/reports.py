@@ -92,7 +92,9 @@ def in_short(row: Row) -> str:
     if has_interval(row):
         low, high = f"{percent(row.low):+.1f}", f"{percent(row.high):+.1f}"
         text += f" ({low} to\N{NO-BREAK SPACE}{high}, n = {row.pairs})"
-    return text.replace("-", "\N{MINUS SIGN}").replace(" %", "\N{NO-BREAK SPACE}%")
+    for plain, typeset in (("-", "\N{MINUS SIGN}"), (" %", "~%"), (" = ", "~=~")):
+        text = text.replace(plain, typeset)
+    return text.replace("~", "\N{NO-BREAK SPACE}")
 
 
 def ordering(row: Row | None) -> str:
@@ -706,9 +708,9 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     word = {"holds": "ahead", "reversed": "behind"}.get(ordering(row), "undecided")
     if of not in adjusted:
         return f"*({word})*"
-    if word == "undecided" or adjusted[of] >= 0.05:
-        return "undecided" + ", Holm" * (word != "undecided")
-    return f"**{word}**"
+    if word == "undecided":
+        return word
+    return f"**{word}**" if adjusted[of] < 0.05 else "not by Holm"
 
 
 def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> object:
@@ -723,9 +725,9 @@ def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> obje
                 of = setting.of(key)
                 row = report.draw(*of)
                 if row and has_interval(row):
-                    size, _, rest = in_short(row).partition(" (")
-                    interval, _, pairs = rest.rstrip(")").partition(", ")
-                    lines = [f"{size}, {pairs}", interval]
+                    size, interval = in_short(row).split(" (")
+                    size = f"{size[:-2]} (n = {row.pairs})"
+                    lines = [size, interval.partition(",")[0]]
                 lines.append(verdict(report, of, adjusted))
             text = "<br>".join(lines).replace(" ", "\N{NO-BREAK SPACE}")
             cells.append(text)
