@@ -702,7 +702,7 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
-        return f"{len(found)} of {planned} in"
+        return f"{len(found)} of {planned}"
     if report.doubt(row, *of):
         return "run diverged" if diverged(row) else "rate at edge"
     word = {"holds": "ahead", "reversed": "behind"}.get(ordering(row), "undecided")
@@ -726,13 +726,14 @@ def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> obje
                 row = report.draw(*of)
                 if row and has_interval(row):
                     size, interval = in_short(row).split(" (")
-                    size = f"{size[:-2]} (n = {row.pairs})"
-                    lines = [size, interval.partition(",")[0]]
+                    interval = interval.partition(", n")[0]
+                    lines = [f"{size[:-2]}, n = {row.pairs}"]
+                    lines.append(interval.replace(" to\N{NO-BREAK SPACE}", ", "))
                 lines.append(verdict(report, of, adjusted))
             text = "<br>".join(lines).replace(" ", "\N{NO-BREAK SPACE}")
             cells.append(text)
         rows.append([setting.label, *cells])
-    head = "standard", "wider, param.", "wider, FLOPs", "wider, time", "stack"
+    head = "standard", "wider, parameters", "wider, FLOPs", "wider, time", "stack"
     return markdown_table(["", *head], rows)
 
 

@@ -409,7 +409,7 @@ def test_the_verdict_of_a_cell(outcome, tmp_path, monkeypatch):
     assert answers(report).measured["stand"] == ("one" if row.of("standard") in decided else "none")
     next((tmp_path / "toy").glob("standard-seed2-*")).unlink()
     later = Report(tmp_path, {"toy": TOY})
-    assert verdict(later, row.of("standard"), planned_p(later)) == "5 of 6 in"
+    assert verdict(later, row.of("standard"), planned_p(later)) == "5 of 6"
     assert planned_p(later).get(row.of("standard"), 1) == 1
 
 
