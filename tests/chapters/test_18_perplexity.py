@@ -1,9 +1,14 @@
-"""Chapter 18: what a report says of toy records, in words, tables and verdicts; measured models; every section of the
-page from the committed records."""
+"""Chapter 18 and the lab notebook: what a report says of toy records, in words, tables and verdicts; the rules that
+decide, for every outcome; measured models; both pages from the committed records, and with made-up ones for what is
+not in yet."""
 
 import inspect
+import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -11,23 +16,35 @@ import pytest
 import torch
 
 from gbattn import reports
-from gbattn.conventions import Record
+from gbattn.conventions import Record, results_folder
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.reports import (
+    BASELINES,
     NOT_YET,
     ORDERINGS,
+    SETTINGS,
     Report,
+    Setting,
+    answer_table,
+    answers,
+    apart_in_arm,
     first_block,
+    gap_curve,
     has_interval,
     in_percent,
+    in_short,
     increase_by_token,
-    losses_by_counting,
     ordering,
     percent,
+    planned_p,
+    previous_token,
     quote_all,
-    recipe,
+    verdict,
+    why_runs_differ,
 )
+
+ROOT = Path(__file__).parents[2]
 
 ARMS = (
     Arm(name="standard"),
@@ -78,13 +95,14 @@ def test_a_difference_is_that_of_all_planned_pairs(report):
     row = report.difference(*OF)
     assert row.pairs == 3 and row.difference == pytest.approx(-0.2) and has_interval(row)
     assert report.losses(*OF) == ([4.8, 4.9, 5.0], [5.0, 5.1, 5.2])
-    assert report.beside(*OF)[0] == pytest.approx(1)
+    assert report.p("wider", "standard", "toy") == pytest.approx(1 - 7**0.5 / 3), "t² = 7, two degrees of freedom"
     assert report.of_arm("wider", "toy") == [4.9, 5.05, 5.0]
     assert report.spread("standard", "toy") == pytest.approx(10)
     next((report.folder / "toy").glob("standard-seed2-*")).unlink()
     later = Report(report.folder, report.experiments)
     assert later.difference(*OF) is None and ordering(None) == "not known yet"
     assert later.in_words("a", "b", *OF) == "how a compares with b is not known yet: not every planned pair is in"
+    assert later.state_of(*OF) == "5 of 6 runs are in" and later.p(*OF) == 1
 
 
 @pytest.mark.parametrize(
@@ -133,6 +151,7 @@ def test_a_rate_at_the_edge_leaves_an_ordering_undecided(tmp_path):
     why = "the learning rate of standard lies at the edge of its grid"
     assert report.doubt(report.difference(*OF), *OF) == why
     assert report.doubt(report.difference("wider", "boosted_residual", "toy"), "wider", "x", "toy") is None
+    assert report.p("standard", "wider", "toy") == 1, "what a doubt hangs on is not tested"
     table = report.sweep_table("sweep").data.splitlines()
     assert table[0] == "|  | 0.001 | 0.002 | 0.004 |" and table[2] == "| standard | **0.000** | 0.001 | 0.003 |"
 
@@ -170,7 +189,9 @@ def test_two_gaps_are_compared(report, capsys):
 def test_percent_and_its_interval():
     assert percent(math.log(1.1)) == pytest.approx(10)
     row = type("Row", (), dict(difference=0.1, low=None, high=None, pairs=1, n=1, diverged=0))
-    assert in_percent(row) == "+10.5"
+    assert in_percent(row) == "+10.5" and in_short(row) == "+10.5\xa0%"
+    row = type("Row", (), dict(difference=-0.1, low=-0.2, high=0.1, pairs=3, n=3, diverged=0))
+    assert in_short(row) == "−9.5\xa0% (−18.1 to\xa0+10.5, n\xa0=\xa03)"
 
 
 def test_all_of_a_record_is_quoted(monkeypatch):
@@ -180,16 +201,28 @@ def test_all_of_a_record_is_quoted(monkeypatch):
     assert glued == {"x.n": "3", "x.a": "0.5", "x.b": "+0.25"}
 
 
-def test_the_recipe_of_an_experiment():
-    rows = recipe(TOY)
-    assert rows["updates"] == str(2 * (1000 // 16) // 4) and rows["dropout in attention"] == 0.0
+def test_a_sweep_of_two_seeds_is_a_table_of_means(tmp_path):
+    train = {key: x for key, x in TOY.train.items() if key != "learning_rate"}
+    sweep = replace(TOY, name="sweep", train=train, seeds=(0, 1), grid={"learning_rate": (1e-3, 2e-3)})
+    for one in sweep.runs():
+        found = dict(valid_loss=one.seed + 1000 * one.train.learning_rate, test_loss=1.0, diverged=False)
+        Record("sweep", one.settings, found | dict(parameters=1, non_embedding=1)).save(one.name, tmp_path)
+    assert Report(tmp_path, {"sweep": sweep}).sweep_table("sweep").data.splitlines()[2] == (
+        "| standard | **1.500** | 2.500 |"
+    )
 
 
-def test_losses_by_counting_are_those_of_frequencies():
-    tokens = np.array([0, 1] * 50, dtype=np.uint16)
-    corpus = type("Text", (), dict(vocab_size=2, train=tokens, valid=tokens, test=tokens))
-    found = losses_by_counting(corpus)
-    assert found["test_loss"] == pytest.approx(math.log(2)) and found["pair_loss"] < 0.05
+def test_two_experiments_together(report):
+    more = replace(TOY, name="more", seeds=(4, 5))
+    save(report.folder, more, {"standard": (5.0, 5.1), "wider": (5.0, 5.0), "boosted_residual": (4.9, 4.8)})
+    report.experiments["more"] = more
+    row = report.difference("boosted_residual", "standard", "toy+more")
+    assert row.pairs == 5 and row.difference == pytest.approx(-0.2)
+    assert report.planned("toy+more") == 15 and report.complete("toy+more")
+    assert report.difference("boosted_residual", "standard", "toy+more", "toy+more").pairs == 5, "a run counts once"
+    assert report.difference("boosted_residual", "standard", "toy+more", "more").pairs == 2
+    wide, slim = (report.difference("wider", "standard", "toy", confidence=c) for c in (0.99, 0.5))
+    assert wide.low < slim.low < slim.high < wide.high and wide.difference == slim.difference
 
 
 @pytest.mark.parametrize("attention", ["multi_head", "boosted"])
@@ -210,38 +243,361 @@ def test_what_tokens_and_the_first_block_do_for_the_loss(attention):
     assert all(map(torch.equal, before, model.parameters()))
 
 
+# ---- The rule of E0 ----
+
+SHIFTED = ("boosted_shift", "standard_shift", "wider_flops_shift")
+NOISE = [0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005, 0.0015, -0.0015, 0.001, -0.001]
+
+
+def shift_report(folder, standard, flops, *, more=None, noise=1.0, diverged=None, missing=None, train=None, sweep=None):
+    """A report of ten pairs (and ``more``, of ten others) at these differences, boosted minus the two, in percent."""
+    arms = tuple(Arm(name=name) for name in SHIFTED)
+    known = {}
+    for name, of, seeds in (("shift", (standard, flops), range(1, 11)), ("shift-again", more, range(12, 22))):
+        if name == "shift-again" and more is None:
+            continue
+        extra = {} if train is None else dict(train=train, rates_from=sweep)
+        toy = replace(TOY, name=name, arms=arms, seeds=tuple(seeds), **extra)
+        if of != "planned":
+            boosted = [5.0 + 10 * noise * x for x in NOISE]
+            found = [5.0 + 9 * noise * x for x in NOISE], [5.0 + 9 * noise * x for x in NOISE]
+            losses = [[x - math.log1p(gap / 100) for x in base] for base, gap in zip(found, of)]
+            if diverged:
+                losses[diverged == "flops"][3] = None
+            save(folder, toy if sweep is None else toy.tuned(folder), dict(zip(SHIFTED, (boosted, *losses))))
+        known[name] = toy
+    if missing:
+        next((folder / "shift").glob(f"{missing}*")).unlink()
+    return Report(folder, known)
+
+
+NEITHER = dict(standard=-3, flops=+2)
+# What came out, in percent; the state and how the sentence begins or what it has.
+OUTCOMES = {
+    "waiting": (dict(standard=0, flops=0, missing="boosted"), "waiting", "Whether the gain", "29 of 30 runs are in"),
+    "one waits": (dict(standard=0, flops=0, missing="wider"), "waiting", "Whether the gain", "29 of 30 runs are in"),
+    "rule 1": (dict(standard=-0.5, flops=+3), "rule 1", "What boosted attention gains is a cheap", "−0.5"),
+    "rule 1, ahead": (dict(standard=+4, flops=+9), "rule 1", "What boosted attention gains is a cheap", "+4.0"),
+    "rule 1, near": (dict(standard=-1.3, flops=+3), "rule 1", "What boosted attention gains is a cheap", "−1.3"),
+    "rule 2": (dict(standard=-5, flops=-3), "rule 2", "There is more to boosted", "−3.0"),
+    "both": (dict(standard=-0.7, flops=-0.5), "both", "Most of what boosted", "95 % intervals"),
+    "open": (NEITHER, "open", "What boosted attention gains is open", "Ten more pairs are to be run."),
+    "open, near": (dict(standard=-1.45, flops=0), "open", "What boosted attention gains is open", "n\xa0=\xa010"),
+    "wide": (dict(standard=0, flops=0, noise=30), "open", "What boosted attention gains is open", "Ten more"),
+    "diverged": (dict(standard=-5, flops=-3, diverged="flops"), "open", "What boosted", "as a run diverged"),
+    "diverged, rule 2": (dict(standard=-5, flops=-3, diverged="standard"), "rule 2", "There is more", "diverged"),
+    "diverged, rule 1": (dict(standard=0, flops=-3, diverged="flops"), "rule 1", "What boosted", "diverged"),
+    "diverged, small": (dict(standard=0, flops=3, diverged="standard"), "open", "What boosted", "diverged"),
+    "more runs": (NEITHER | dict(more="planned"), "waiting", "Ten pairs met neither rule, so whether", "30 of 60"),
+    "decided before": (dict(standard=0, flops=3, more=(-9, -9)), "rule 1", "What boosted", "equal FLOPs (95 %"),
+    "again open": (NEITHER | dict(more=(-3, +2)), "open", "What boosted", "equal FLOPs (97.5 % intervals)."),
+    "again, 97.5 %": (dict(standard=-3, flops=-0.05, more=(-3, -0.06)), "open", "What boosted", "97.5 %"),
+    "again, rule 2": (dict(standard=-3, flops=0, more=(-3, -4)), "rule 2", "There is more", "n\xa0=\xa020"),
+    "again, rule 1": (dict(standard=-1.45, flops=3, more=(1, 3)), "rule 1", "What boosted", "n\xa0=\xa020"),
+}
+
+
 @pytest.fixture(scope="module")
-def page():
-    return Report()
+def shift_reports(tmp_path_factory):
+    found = {}
+    for outcome, (options, *_) in OUTCOMES.items():
+        found[outcome] = report = shift_report(tmp_path_factory.mktemp("shift"), **options)
+        for name in report.experiments:
+            report.records(name)
+    return found
 
 
-SECTIONS = [
-    function
-    for name, function in inspect.getmembers(reports, inspect.isfunction)
-    if function.__module__ == "gbattn.reports" and list(inspect.signature(function).parameters) == ["report"]
-]
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_what_the_shift_decides(outcome, shift_reports, capsys):
+    _, state, start, part = OUTCOMES[outcome]
+    report = shift_reports[outcome]
+    found = previous_token(report)
+    sentence = found.measured["sentence"]
+    assert found.settings["state"] == state, sentence
+    assert sentence.startswith(start) and part in sentence and sentence.endswith("."), sentence
+    assert "None" not in sentence and "nan" not in sentence
+    reports.judge_previous_token(report)
+    printed = capsys.readouterr().out
+    assert printed.count("verdict") == {"waiting": 0}.get(state, 2) - ("diverged" in outcome)
+    assert printed.count("verdict     holds") == {"both": 2, "open": 0, "waiting": 0}.get(state, 1)
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
-def test_a_section_of_the_page(section, page):
-    """Its own asserts hold what the page says against the committed records; nothing of it is unknown."""
+def test_a_rate_at_the_edge_meets_no_rule(tmp_path):
+    train = {key: x for key, x in TOY.train.items() if key != "learning_rate"}
+    arms = tuple(Arm(name=name) for name in SHIFTED)
+    sweep = replace(TOY, name="sweep", arms=arms, train=train, seeds=(0,), grid={"learning_rate": (1e-3, 2e-3, 4e-3)})
+    for one in sweep.runs():
+        best = 1e-3 if one.arm.name == "standard_shift" else 2e-3
+        found = dict(valid_loss=abs(one.train.learning_rate - best), test_loss=1.0, diverged=False)
+        Record("sweep", one.settings, found | dict(parameters=1, non_embedding=1)).save(one.name, tmp_path)
+    report = shift_report(tmp_path, 0, +3, train=train, sweep=sweep)
+    found = previous_token(report)
+    assert found.settings["state"] == "open" and "standard_shift lies at the edge" in found.measured["sentence"]
+    assert "Ten more pairs" not in found.measured["sentence"], "first the grid is extended"
+
+
+RULE_MUTANTS = {
+    "another margin": (">= -MARGIN", ">= -2 * MARGIN"),
+    "the mean instead of the interval": ("percent(rows[0].low)", "percent(rows[0].difference)"),
+    "the wrong end": ("percent(rows[0].low)", "percent(rows[0].high)"),
+    "rule 2 by the lower end": ("rows[1].high < 0", "rows[1].low < 0"),
+    "rule 2 by its mean": ("rows[1].high < 0", "rows[1].difference < 0"),
+    "the other baseline": ('"wider_flops_shift")', '"standard_shift")'),
+    "doubts do not count, rule 1": ("small = not doubts[0] and", "small ="),
+    "doubts do not count, rule 2": ("more_to_it = not doubts[1] and", "more_to_it ="),
+    "no second look": ("again = ", "again = False and "),
+    "a second look at once": ("small or more_to_it or any(doubts) or not again", "not again"),
+    "no price for the second look": ("0.975", "0.95"),
+    "the second ten alone": ('f"{name}+{more}", 0.975', 'f"{more}+{more}", 0.975'),
+    "no wait": ("if None in rows", "if rows == [None, None]"),
+}
+
+
+@pytest.mark.parametrize("mutant", RULE_MUTANTS)
+def test_a_wrong_rule_of_the_shift_is_noticed(mutant, shift_reports, monkeypatch):
+    old, new = RULE_MUTANTS[mutant]
+    source = inspect.getsource(reports.shifted)
+    assert source.count(old) >= 1
+    scope = dict(vars(reports))
+    exec(source.replace(old, new), scope)
+    monkeypatch.setattr(reports, "shifted", scope["shifted"])
+
+    def right(outcome):
+        _, state, _, part = OUTCOMES[outcome]
+        try:
+            found = previous_token(shift_reports[outcome])
+        except (AttributeError, KeyError, TypeError):
+            return False
+        return found.settings["state"] == state and part in found.measured["sentence"]
+
+    assert not all(map(right, OUTCOMES))
+
+
+# ---- The table ----
+
+
+def settings_of(report, monkeypatch, planned=("standard",)):
+    row = Setting("toy", {"standard": ("standard", "toy"), "parameters": ("wider", "toy")}, planned, True, OF[0])
+    monkeypatch.setattr(reports, "SETTINGS", (row,))
+    return row
+
+
+TABLE_OUTCOMES = {
+    "ahead": ((4.8, 4.91, 5.0), ("standard",), "**ahead**"),
+    "behind": ((5.2, 5.31, 5.4), ("standard",), "**behind**"),
+    "undecided": ((4.8, 5.2, 5.1), ("standard",), "undecided"),
+    "not after Holm": ((4.98, 5.06, 5.17), ("standard", "parameters"), "not by Holm"),
+    "explored: ahead": ((4.8, 4.91, 5.0), (), "*(ahead)*"),
+    "explored: behind": ((5.2, 5.31, 5.4), (), "*(behind)*"),
+    "explored: undecided": ((4.8, 5.2, 5.1), (), "*(undecided)*"),
+    "diverged": ((4.8, None, 5.0), ("standard",), "run diverged"),
+}
+
+
+@pytest.mark.parametrize("outcome", TABLE_OUTCOMES)
+def test_the_verdict_of_a_cell(outcome, tmp_path, monkeypatch):
+    losses, planned, word = TABLE_OUTCOMES[outcome]
+    save(tmp_path, losses=LOSSES | {"boosted_residual": losses})
+    report = Report(tmp_path, {"toy": TOY})
+    row = settings_of(report, monkeypatch, planned)
+    adjusted = planned_p(report)
+    assert len(adjusted) == len(planned)
+    assert verdict(report, row.of("standard"), adjusted) == word, adjusted
+    cells = answer_table(report, [row]).data.splitlines()[2].split(" | ")
+    assert cells[0] == "| toy" and cells[1].endswith(word.replace(" ", "\xa0")) and cells[3] == ""
+    decided = [of for of, p in adjusted.items() if p < 0.05]
+    assert answers(report).measured["stand"] == ("one" if row.of("standard") in decided else "none")
+    next((tmp_path / "toy").glob("standard-seed2-*")).unlink()
+    later = Report(tmp_path, {"toy": TOY})
+    assert verdict(later, row.of("standard"), planned_p(later)) == "5 of 6"
+    assert planned_p(later).get(row.of("standard"), 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("adjusted[of] < 0.05", "adjusted[of] < 1"),
+        ('"holds": "ahead"', '"holds": "behind"'),
+        ("of not in adjusted", "False"),
+        ("if report.doubt(row, *of):", "if False:"),
+        ("if row is None:", "if False:"),
+    ],
+)
+def test_a_wrong_verdict_is_noticed(old, new, tmp_path, monkeypatch):
+    source = inspect.getsource(verdict)
+    assert source.count(old) == 1
+    scope = dict(vars(reports))
+    exec(source.replace(old, new), scope)
+    monkeypatch.setitem(globals(), "verdict", scope["verdict"])
+    wrong = 0
+    for number, outcome in enumerate(TABLE_OUTCOMES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            try:
+                test_the_verdict_of_a_cell(outcome, folder, patch)
+            except (AssertionError, KeyError, AttributeError, TypeError):
+                wrong += 1
+    assert wrong
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("row.high < 0", "row.high > 0"), ("row.low <= 0 <= row.high", "False"), ("row is None", "False")],
+)
+def test_a_wrong_ordering_is_noticed(old, new):
+    source = inspect.getsource(ordering)
+    assert source.count(old) == 1
+    scope = dict(vars(reports))
+    exec(source.replace(old, new), scope)
+    row = lambda low, high: type("Row", (), dict(low=low, high=high, pairs=3, n=3, diverged=0))
+    cases = {"holds": row(-2, -1), "reversed": row(1, 2), "undecided": row(-1, 1), "not known yet": None}
+    assert all(ordering(case) == word for word, case in cases.items())
+
+    def wrong(word, case):
+        try:
+            return scope["ordering"](case) != word
+        except AttributeError:
+            return True
+
+    assert any(wrong(word, case) for word, case in cases.items())
+
+
+def test_the_settings_are_those_of_the_book():
+    for setting in SETTINGS:
+        assert set(setting.against) <= set(BASELINES) and set(setting.planned) <= set(setting.against)
+        for baseline in setting.against:
+            better, worse, *names = setting.of(baseline)
+            known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
+            assert {better, worse} <= known
+            assert Report().shared_seeds(*names), (setting.label, baseline)
+    assert {ORDERINGS[n] for n in (1, 5, 6, 7, 8, 9)} <= {s.of(key) for s in SETTINGS for key in s.planned}
+
+
+def test_why_runs_differ_takes_the_mean_of_arm_and_setting_out(report, monkeypatch):
+    monkeypatch.setattr(report, "experiments", {"toy": SimpleNamespace(rates_from="a sweep", model={})})
+    monkeypatch.setattr(report, "records", lambda name: records_of(TOY, report.folder))
+    losses = {r.settings["id"]: r.measured["test_loss"] for r in report.records("toy")}
+    report.effects = {id: {"worth": [3.0, 10 - 2 * loss]} for id, loss in losses.items()}
+    apart = apart_in_arm(report)
+    assert len(apart["boosted"]) == 3 and len(apart["others"]) == 6
+    assert np.allclose([of.mean(0) for of in apart.values()], 0)
+    found = why_runs_differ(report).measured
+    assert found["boosted_r"] == pytest.approx(-1) and found["others_runs"] == 6
+
+
+def test_a_gap_against_updates_is_paired(tmp_path):
+    for one in TOY.runs():
+        lower = 0.1 * (one.arm.name == "boosted_residual")
+        curve = [one.seed - 2 * lower, one.seed + 0.01 * one.seed * lower]
+        found = dict(valid_loss=1.0, test_loss=1.0, diverged=False, parameters=1, non_embedding=1)
+        Record("toy", one.settings, found | dict(curve_loss=curve, curve_step=[5, 10])).save(one.name, tmp_path)
+    steps, gap = gap_curve(Report(tmp_path, {"toy": TOY}), ("boosted_residual", "wider", "toy"))
+    assert steps.tolist() == [5, 10] and gap == pytest.approx([percent(-0.2), percent(0.002)])
+
+
+# ---- The pages ----
+
+
+def run_page(name, monkeypatch, folder=None):
+    """The names that the code cells of a notebook leave behind, and what they quoted."""
     matplotlib.use("Agg")
-    found = section(page)
-    if isinstance(found, Record):
-        waiting = {key for key, value in found.measured.items() if value == NOT_YET}
-        assert not waiting, waiting
-        assert found.experiment.startswith("perplexity-")
-    elif section.__name__.startswith("draw_"):
-        assert matplotlib.pyplot.get_fignums()
+    glued = {}
+    monkeypatch.setattr("myst_nb.glue", lambda key, value, display: glued.update({key: value}))
+    if folder is not None:
+        monkeypatch.setenv("GBATTN_RESULTS", str(folder))
+    cells = json.loads((ROOT / "nbs" / f"{name}.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    code = "\n\n".join(source for source in sources if "#| eval: false" not in source)
+    scope = {"__name__": "page"}
+    dtype, style = torch.get_default_dtype(), dict(matplotlib.rcParams)
+    try:
+        exec(compile(code, name, "exec"), scope)
+        assert len(matplotlib.pyplot.get_fignums()) >= 3
+    finally:
+        torch.set_default_dtype(dtype)
         matplotlib.pyplot.close("all")
+        matplotlib.rcParams.update(style)
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return scope, glued, text
 
 
-def test_the_ten_orderings(page, capsys):
-    reports.judge_orderings(page, {number: f"ordering {number}" for number in ORDERINGS})
+@pytest.fixture(scope="module")
+def notebook():
+    with pytest.MonkeyPatch.context() as patch:
+        yield run_page("Y_lab_notebook", patch)
+
+
+def test_the_lab_notebook_holds_what_it_says(notebook):
+    """Its own asserts hold it against the committed records; nothing of the first comparison is unknown."""
+    scope, glued, text = notebook
+    first = {key: value for key, value in glued.items() if key.startswith("perplexity-")}
+    assert len(first) > 150 and NOT_YET not in first.values()
+    quoted = set(reports_of(text))
+    assert quoted <= set(glued), quoted - set(glued)
+    assert scope["beside"](Report(), *ORDERINGS[9])[0] == pytest.approx(
+        np.corrcoef(*Report().losses(*ORDERINGS[9]))[0, 1]
+    )
+
+
+def reports_of(text):
+    return [part.split("`")[1] for part in text.split("{glue:text}")[1:]]
+
+
+def test_the_ten_orderings(notebook, capsys):
+    page = notebook[0]["report"]
+    notebook[0]["judge_orderings"](page, {number: f"ordering {number}" for number in ORDERINGS})
     assert capsys.readouterr().out.count("verdict") == 10
     assert page.drawn[ORDERINGS[8]] == page.difference(*ORDERINGS[8])
 
 
-def test_every_experiment_that_a_table_names_is_one_of_the_book(page):
-    assert set(reports.WIDTHS) | set(reports.AMOUNTS) | set(reports.WITH_MODELS) <= set(EXPERIMENTS)
-    assert page.records("mini") == records_of("mini")
+def test_the_recipe_of_an_experiment(notebook):
+    rows = notebook[0]["recipe"](TOY)
+    assert rows["updates"] == str(2 * (1000 // 16) // 4) and rows["dropout in attention"] == 0.0
+
+
+def test_losses_by_counting_are_those_of_frequencies(notebook):
+    tokens = np.array([0, 1] * 50, dtype=np.uint16)
+    corpus = type("Text", (), dict(vocab_size=2, train=tokens, valid=tokens, test=tokens))
+    found = notebook[0]["losses_by_counting"](corpus)
+    assert found["test_loss"] == pytest.approx(math.log(2)) and found["pair_loss"] < 0.05
+
+
+def test_every_experiment_that_a_table_names_is_one_of_the_book(notebook):
+    scope = notebook[0]
+    assert set(scope["WIDTHS"]) | set(scope["AMOUNTS"]) | set(reports.WITH_MODELS) <= set(EXPERIMENTS)
+    assert scope["report"].records("mini") == records_of("mini")
+
+
+def test_the_page_holds_what_it_says(monkeypatch):
+    _, glued, text = run_page("18_perplexity", monkeypatch)
+    quoted = set(reports_of(text))
+    assert quoted <= set(glued), quoted - set(glued)
+    assert len(text.split()) <= 4500
+
+
+def made_up_shift(folder, losses):
+    """The records of the book, and made-up ones of every run of the shift: a loss for each arm, and a little noise."""
+    shutil.copytree(results_folder(), folder, ignore=shutil.ignore_patterns("shift*"))
+    names = ("shift-sweep", "shift-stack-sweep", "shift", "shift-plain", "shift-stack")
+    for name in names:
+        runs = EXPERIMENTS[name].tuned(folder).runs() if EXPERIMENTS[name].rates_from else EXPERIMENTS[name].runs()
+        for one in runs:
+            far = abs(math.log2(one.train.learning_rate / 0.008)) * name.endswith("sweep")
+            loss = losses[one.arm.name] + 0.004 * math.sin(7 * one.seed + len(one.arm.name)) + 0.1 * far
+            found = dict(valid_loss=loss, test_loss=loss, diverged=False, parameters=2000, non_embedding=5)
+            found |= dict(training_flops=2 * 10**12, seconds=60.0, steps=10, train_step=[0, 10], best_step=10)
+            found |= dict(train_seconds=[0.0, 60.0], test_perplexity=math.exp(loss))
+            Record(name, one.settings, found).save(one.name, folder / "18_perplexity")
+
+
+@pytest.mark.parametrize("state", ["rule 1", "rule 2", "open"])
+def test_the_page_in_a_state_to_come(state, tmp_path, monkeypatch):
+    losses = dict(standard=4.72, stack=4.70, standard_shift=4.50, boosted_shift=4.50, wider_shift=4.45)
+    losses |= dict(wider_flops_shift=4.44, stack_shift=4.49, twicing_shift=4.5)
+    losses |= {"rule 1": {}, "rule 2": dict(boosted_shift=4.40), "open": dict(boosted_shift=4.46)}[state]
+    made_up_shift(tmp_path / "results", losses)
+    _, glued, _ = run_page("18_perplexity", monkeypatch, tmp_path / "results")
+    assert glued["previous-token.state"] == state
+    waiting = {key for key, value in glued.items() if "runs are in" in value and "scale" not in key}
+    assert waiting == {"previous-token.runs"} and glued["previous-token.runs"] == "40 of 40 runs are in"

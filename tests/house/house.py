@@ -50,7 +50,6 @@ PROSE_OF_THE_FIELD = {
     "rungs?|ladders?": "width, scaling series",
     r"squash\w*": "pointwise nonlinearity",
 }
-UNFINISHED_PAGES = ("18_perplexity",)
 
 
 # ---- Reading the book ----
@@ -244,7 +243,7 @@ def prose_is_in_words_of_the_field(root):
     return [
         f"{cell.place}: {found[0]!r} is a private word; the field's is {instead}."
         for path in notebooks(root)
-        if is_chapter(path) and path.stem not in UNFINISHED_PAGES
+        if is_chapter(path)
         for cell in cells_of(path)
         for word, instead in PROSE_OF_THE_FIELD.items()
         for found in re.finditer(rf"\b(?:{word})\b", prose_of(cell), re.I)
