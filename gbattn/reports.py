@@ -647,7 +647,8 @@ _TEN = dict(
     time=("mini-warm", "mini-long-time"),
     stack=("mini-warm", "shift-stack"),
 )
-_SHIFT = dict(suffix="_shift", stack="shift-stack")
+_SUFFIX = dict(suffix="_shift")
+_SHIFT = _SUFFIX | dict(stack="shift-stack")
 SETTINGS = tuple(
     setting(label, name, planned, **options)
     for label, name, planned, options in (
@@ -671,6 +672,7 @@ SETTINGS = tuple(
         ("attention dropout: five new seeds", "mini-again", _TWO, {}),
         ("a quarter of the text", "mini-quarter", "", _HIDE),
         ("four times the text", "mini-fourfold", "", _HIDE),
+        ("four times the text and the updates", "length", "", {}),
         ("rotary positions", "mini-rotary", "", {}),
         ("gutenberg-en", "mini-gutenberg", _ONE, {}),
         ("one pass, width 96", "one-pass", _ONE, {}),
@@ -685,9 +687,18 @@ SETTINGS = tuple(
             _TWO,
             dict(flops="ladder-96-flops"),
         ),
+        ("width 96: twelve seeds, form or depth", "form", "stack", {}),
         ("width 96, rotary", "ladder-96-rotary", "", _HIDE),
+        ("width 96, rotary, each at its rate", "rotary-96", "", {}),
         ("width 128", "ladder-128", "", {}),
         ("width 192", "ladder-192", "", {}),
+        ("one layer", "depth-1", "", _HIDE),
+        ("two layers", "depth-2", "", _HIDE),
+        ("eight layers", "depth-8", "", _HIDE),
+        ("gutenberg-en, shifted", "shift-gutenberg", "", _HIDE | _SUFFIX),
+        ("one pass, shifted", "shift-one-pass", "", _HIDE | _SUFFIX),
+        ("rotary positions, shifted", "shift-rotary", "", _HIDE | _SUFFIX),
+        ("width 96, shifted", "shift-96", "", _HIDE | _SUFFIX),
         ("the published size", "paper-wikipedia", "", {}),
     )
 )

@@ -600,4 +600,4 @@ def test_the_page_in_a_state_to_come(state, tmp_path, monkeypatch):
     _, glued, _ = run_page("18_perplexity", monkeypatch, tmp_path / "results")
     assert glued["previous-token.state"] == state
     waiting = {key for key, value in glued.items() if "runs are in" in value and "scale" not in key}
-    assert waiting == {"previous-token.runs"} and glued["previous-token.runs"] == "40 of 40 runs are in"
+    assert waiting == {"previous-token.runs", "needs.reads"} and glued["previous-token.runs"] == "40 of 40 runs are in"
