@@ -10,6 +10,9 @@ a disk may not fetch another, so there the search lists titles only.
 Of MathJax, which comes with every input and output that it knows, pages load one
 program, its fonts and the TeX extensions.  The theme draws its icons twice, from a
 font and from a script that is larger than all others together: the font is enough.
+
+Pygments marks each name and each bracket, and the style draws these two like any
+other text: the marks alone are an eighth of the site.
 """
 
 import re
@@ -30,6 +33,7 @@ def leave_thebe_out(app, config):
 
 
 MATHJAX = ("tex-chtml.js", "output/chtml/fonts", "input/tex/extensions")
+UNSEEN = re.compile(r'<span class="[np]">([^<]*)</span>')  # names and punctuation
 ICONS = re.compile(r"\s*<script [^>]*fontawesome\.js[^>]*></script>")
 
 
@@ -45,7 +49,8 @@ def leave_out_what_no_page_loads(app, error):
         file.unlink()
     shutil.rmtree(static / "locales", ignore_errors=True)  # the theme's own, from which it has translated already
     for page in Path(app.outdir).rglob("*.html"):
-        page.write_text(ICONS.sub("", page.read_text("utf-8")), "utf-8")
+        text = ICONS.sub("", page.read_text("utf-8"))
+        page.write_text(UNSEEN.sub(r"\1", text), "utf-8")
 
 
 def setup(app):

@@ -34,6 +34,11 @@ PAGE = f"""<html><head><title>First</title>
 <svg role="img" aria-label="{ALT}"><path/></svg><svg aria-hidden="true"><path/></svg>
 </article></body></html>"""
 
+STYLE = """html[data-theme="light"] .highlight { background: #fefefe; color: #080808 }
+html[data-theme="light"] .highlight .n { color: #080808 }
+html[data-theme="dark"] .highlight { background: #2b2b2b; color: #F8F8F2 }
+html[data-theme="dark"] .highlight .p { color: #F8F8F2 }"""
+
 
 @pytest.fixture
 def site(tmp_path):
@@ -41,6 +46,7 @@ def site(tmp_path):
         "nbs/01_first.html": PAGE,
         "_static/book.css": "/* url(https://example.org/old) */ p { background: url('line.svg') }",
         "_static/book.js": "",
+        "_static/pygments.css": STYLE,
         "_static/logo.svg": "",
         "_static/line.svg": "",
         "_static/line.png": "",
@@ -130,6 +136,12 @@ def test_a_style_sheet_that_needs_the_network(site):
     spoil(site, "url('line.svg')", f"url({REMOTE})", "_static/book.css")
     (broken,) = pages.nothing_is_loaded_from_the_network(site)
     assert "book.css loads https://cdn.example.org/x" in broken
+
+
+def test_a_style_that_draws_names_in_a_colour_of_their_own(site):
+    spoil(site, ".n { color: #080808", ".n { color: #00622F", "_static/pygments.css")
+    (broken,) = pages.unmarked_code_looks_as_if_marked(site)
+    assert "in the light theme code marked 'n' is not drawn like the rest" in broken
 
 
 def test_a_site_that_is_heavy(site, monkeypatch):

@@ -271,7 +271,22 @@ def the_site_is_light(site):
     return [f"The site has {megabytes:.1f} MB, more than {MEGABYTES}: {cure}."] if megabytes > MEGABYTES else []
 
 
+def unmarked_code_looks_as_if_marked(site):
+    """_ext/offline.py takes the marks of names (n) and punctuation (p) out of code: they have the colour of the rest."""
+    style = (site / "_static" / "pygments.css").read_text()
+    colour = lambda theme, of: re.findall(
+        rf'data-theme="{theme}"\] \.highlight{of} {{[^}}]*?(?<![-\w])color: (#\w+)', style
+    )
+    return [
+        f"_static/pygments.css: in the {theme} theme code marked '{mark}' is not drawn like the rest: keep its marks."
+        for theme in ("light", "dark")
+        for mark in "np"
+        if (marked := colour(theme, rf" \.{mark}")) and marked != colour(theme, "")
+    ]
+
+
 LAWS = [
+    unmarked_code_looks_as_if_marked,
     pages_have_titles,
     no_directive_shows,
     images_speak,
