@@ -272,7 +272,7 @@ def the_site_is_light(site):
 
 
 def unmarked_code_looks_as_if_marked(site):
-    """_ext/offline.py takes the marks of names (n) and punctuation (p) out of code: they have the colour of the rest."""
+    """_ext/offline.py takes the marks of names (n) and punctuation (p) out of code: all have one colour."""
     style = (site / "_static" / "pygments.css").read_text()
     colour = lambda theme, of: re.findall(
         rf'data-theme="{theme}"\] \.highlight{of} {{[^}}]*?(?<![-\w])color: (#\w+)', style
