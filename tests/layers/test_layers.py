@@ -450,6 +450,19 @@ def test_a_fresh_shift_changes_nothing_and_the_other_weights_are_drawn_as_withou
     assert "shift=True" in repr(shifted) and "shift" not in repr(plain)
 
 
+@pytest.mark.parametrize("kind", SHIFTED)
+@torch.no_grad()
+def test_every_round_with_keys_of_its_own_has_a_shift_of_its_own(kind):
+    layer, x = layer_of(kind), tokens()
+    before = layer(x, causal=True)
+    shifts = [weight for name, weight in layer.named_parameters() if "shift" in name]
+    assert len(shifts) == 4 * sum(part.key is not None for part in (layer, *getattr(layer, "corrections", [])))
+    for weight in shifts:
+        weight += 0.5
+        assert (layer(x, causal=True) - before).abs().max() > 1e-4
+        weight -= 0.5
+
+
 @pytest.mark.parametrize("kind", SOFTMAX)
 @torch.no_grad()
 def test_explain_reads_a_cache_as_forward_does(kind):
