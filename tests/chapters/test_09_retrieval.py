@@ -1,7 +1,9 @@
 """Chapter 9: the claims with their mutants, the hand-set layers, and what their functions refuse."""
 
 import itertools
+import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn.attention import MultiHeadAttention, attend
 from gbattn.boosted import GradientBoostedAttention
-from gbattn.retrieval import encode, induction_layer, induction_targets, retrieval_posterior
+from gbattn.retrieval import (
+    attention_view,
+    encode,
+    induction_layer,
+    induction_targets,
+    recall_batch,
+    retrieval_posterior,
+    train_together,
+)
 from gbattn.twicing import TwicingAttention
 
 SOURCES = ("residual", "input", "shared")
@@ -147,6 +157,52 @@ def test_thm_posterior(seed):
     return posterior_mean(seed)
 
 
+def odds(seed, layer=lambda: MultiHeadAttention(8, 2)):
+    """Log-odds of tokens 0 and 1 for the query of token 2, in the last round, and with another token 3."""
+    torch.manual_seed(seed)
+    layer, x = layer(), torch.randn(2, 5, 8)
+    other = x.clone()
+    other[:, 3] = torch.randn(2, 8)
+    weights = [layer.explain(z).rounds[-1].weights[..., 2, :].log() for z in (x, other)]
+    assert not torch.equal(*weights)  # the weights themselves are others
+    return tuple(w[..., 0] - w[..., 1] for w in weights)
+
+
+@claim(st.integers(0, 2**31), tolerance=1e-12, mutant=lambda seed: odds(seed, lambda: GradientBoostedAttention(8, 2)))
+def test_prop_odds(seed):
+    """A third token leaves the odds of two others alone. Mutant: in a second round."""
+    return odds(seed)
+
+
+def two_at_once(p, rounds=1):
+    """The bound, and the largest squared error over all ordered pairs of N patterns."""
+    seed, N, scale = p
+    rng = np.random.default_rng(seed)
+    patterns = np.linalg.qr(rng.standard_normal((N + 2, N)))[0].T
+    i, j = np.array(list(itertools.permutations(range(N), 2))).T
+    q, target = 2 * patterns[i] + patterns[j], patterns[i] + patterns[j]
+    W = rng.standard_normal((N + 2, N + 2)) if seed % 2 else rng.uniform(0, 9) * np.eye(N + 2)
+    weights = lambda scores: torch.from_numpy(scores).softmax(-1).numpy()
+    F = scale * weights(q @ W.T @ patterns.T) @ patterns
+    if rounds == 2:
+        F = 2 * weights(30 * q @ patterns.T) @ patterns
+        F = (F + 2 * weights(30 * (q - F) @ patterns.T) @ patterns) / 2
+    return np.array([3 / 11]), ((F - target) ** 2).sum(-1).max(keepdims=True)
+
+
+three_or_more = st.tuples(st.integers(0, 2**31), st.integers(3, 7), st.floats(-1, 4))
+
+
+@claim(three_or_more, tolerance=1e-12, relation="<=", mutant=lambda p: two_at_once(p, rounds=2))
+def test_prop_two_at_once(p):
+    """One round is off by 3/11 somewhere. Mutant: two rounds."""
+    return two_at_once(p)
+
+
+def test_two_rounds_find_two_at_once():
+    assert two_at_once((0, 5, 1.0), rounds=2)[1] < 1e-9
+
+
 # ---------------------------------------------------------------- targets
 
 
@@ -232,6 +288,67 @@ def test_twicing_composes_values_with_the_same_weights_and_one_round_nothing():
     assert len(MultiHeadAttention(8, 2).explain(x).rounds) == 1
 
 
+# ---------------------------------------------------------------- training
+
+
+def test_recall_asks_for_what_a_key_stood_with():
+    tokens, seen = recall_batch(50, 9, 4, generator=torch.Generator().manual_seed(0))
+    assert tokens.shape == (50, 18) and seen.shape == (50, 9)
+    asked, values = tokens[:, ::2], tokens[:, 1::2]
+    assert set(asked.unique().tolist()) == {0, 1, 2, 3} and set(values.unique().tolist()) == {4, 5, 6, 7}
+    for key, value, known in zip(asked.tolist(), values.tolist(), seen.tolist()):
+        for p in range(9):
+            assert known[p] == (key[p] in key[:p])
+            assert not known[p] or value[p] == value[key.index(key[p])]
+    assert (values[0] != values[1]).any()  # a map of its own
+
+
+def test_recall_once():
+    tokens, seen = recall_batch(20, 10, 5, once=True, generator=torch.Generator().manual_seed(0))
+    for half in tokens[:, ::2].split(5, 1):
+        assert torch.equal(half.sort(1).values, torch.arange(5).expand(20, 5))
+    assert not seen[:, :5].any() and seen[:, 5:].all()
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_models_trained_together_are_models_trained_alone(decay):
+    def build(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(GradientBoostedAttention(4, 2, causal=True), torch.nn.Linear(4, 1))
+
+    loss = lambda model, x, y: (model(x) - y).square().mean()
+    x, y = torch.randn(6, 2, 3, 5, 4), torch.randn(6, 2, 3, 5, 1)
+    together, batches = [build(0), build(1)], iter(zip(x, y))
+    seen = []
+    for step in train_together(together, lambda: next(batches), loss, steps=6, lr=0.01, every=4, decay=decay):
+        seen.append((step, loss(together[0], x[0, 0], y[0, 0]).item()))
+    assert [step for step, _ in seen] == [4, 6] and seen[0][1] != seen[1][1]
+    for s in (0, 1):
+        alone = build(s)
+        optimizer = torch.optim.Adam(alone.parameters(), lr=0.01)
+        for step in range(6):
+            optimizer.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * step / 6)) / 2 if decay else 0.01
+            optimizer.zero_grad()
+            loss(alone, x[step, s], y[step, s]).backward()
+            optimizer.step()
+        for one, other in zip(alone.parameters(), together[s].parameters()):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+# ---------------------------------------------------------------- a view
+
+
+def test_a_view_shows_each_round_and_escapes_its_tokens():
+    layer = induction_layer(3, 2)
+    rounds = {f"round {m}": each.weights[0, 0] for m, each in enumerate(layer.explain(encode(IDS[:, :2], 3, 2)).rounds)}
+    page = attention_view(["⊢", "<b>", "a"], rounds, at=2)
+    assert "&lt;b&gt;" in page and "<b>" not in page and page.count("<button") == 6
+    assert json.loads(re.search("weights = (.*);", page)[1])[0] == rounds["round 0"].round(decimals=2).tolist()
+    shown = [float(w) for w in re.findall(r"rgba\(204,121,167,([\d.]+)\)", page)]
+    assert shown == [round(w, 2) for each in rounds.values() for w in each[2].tolist()]
+    assert attention_view(["⊢", "<b>", "a"], rounds) == page  # the last by default
+
+
 # ---------------------------------------------------------------- bad input
 
 IDS = torch.zeros(2, 3, dtype=torch.long)
@@ -253,6 +370,20 @@ IDS = torch.zeros(2, 3, dtype=torch.long)
         (lambda: induction_layer(2, -1), "length: got -1; want a positive integer"),
         (lambda: induction_layer(2, 3, sharpness=0), "sharpness: got 0; want None or a positive, finite number"),
         (lambda: induction_layer(2, 3, kv_from=None), "kv_from: got None; want one of"),
+        (lambda: recall_batch(0, 2, 2), "batch: got 0; want a positive integer"),
+        (lambda: recall_batch(1, 2.0, 2), "pairs: got 2.0; want a positive integer"),
+        (lambda: recall_batch(1, 2, 0), "keys: got 0; want a positive integer"),
+        (lambda: recall_batch(1, 5, 2, once=True), "pairs: got 5; want 4, twice keys"),
+        (lambda: recall_batch(1, 4, 2, once=1), "once: got 1; want True or False"),
+        (lambda: next(train_together([], tuple, sum, steps=1, lr=0.1)), "models: got none; want one module or more"),
+        (
+            lambda: next(train_together([torch.nn.Linear(1, 1)], tuple, sum, steps=0, lr=0.1)),
+            "steps: got 0; want a pos",
+        ),
+        (lambda: next(train_together([torch.nn.Linear(1, 1)], tuple, sum, steps=1, lr=0)), "lr: got 0; want a pos"),
+        (lambda: attention_view("ab", {"round": torch.ones(2, 3)}), r"rounds\['round'\]: got shape \(2, 3\); want"),
+        (lambda: attention_view("ab", {}), "tokens, rounds: got none; want one or more of each"),
+        (lambda: attention_view("ab", {"round": torch.eye(2)}, at=2), "at: got 2; want a place of 2 tokens"),
         (lambda: retrieval_posterior(torch.ones(3), torch.ones(3), 1), r"patterns: got shape \(3,\); want \(N, D\)"),
         (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 4), 1), r"patterns: got shape \(2, 4\); .*D = 3"),
         (lambda: retrieval_posterior(torch.ones(3), torch.ones(0, 3), 1), "patterns: got shape .*N ≥ 1"),
