@@ -247,7 +247,7 @@ def recall_batch(
     -------
     tokens : torch.Tensor
         Ids, shape (B, 2P): keys 0 … K − 1 at even places, values K … 2K − 1 at odd.
-    seen : torch.Tensor
+    known : torch.Tensor
         Boolean, shape (B, P): whether the key of the pair stood earlier.
 
     Notes
@@ -266,8 +266,8 @@ def recall_batch(
         asked = torch.randint(keys, (batch, pairs), generator=generator)
     value_of = torch.randint(keys, 2 * keys, (batch, keys), generator=generator)
     tokens = torch.stack([asked, value_of.gather(1, asked)], -1).flatten(1)
-    seen = (asked[:, :, None] == asked[:, None, :]).tril(-1).any(-1)
-    return tokens, seen
+    known = (asked[:, :, None] == asked[:, None, :]).tril(-1).any(-1)
+    return tokens, known
 
 # %% ../nbs/09_retrieval.ipynb #8051be64
 #| code-fold: true
