@@ -1,0 +1,330 @@
+"""Chapter 24: the claims with their mutants, and what a lesson should not carry: masks, gradients, faults."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn.attention import MultiHeadAttention, make_attention, padding_mask
+from gbattn.boosted import GradientBoostedAttention
+from gbattn.sinkhorn import SinkhornAttention, sinkhorn_potentials, sinkhorn_weights
+from gbattn.twicing import TwicingAttention
+
+F64 = torch.float64
+EXACT = dict(iterations=20_000, tolerance=1e-13)
+
+
+class Scores:
+    """Drawn scores (n, n), and more numbers where a claim needs them."""
+
+    def __init__(self, seed, n, size):
+        self.rng = torch.Generator().manual_seed(seed)
+        self.n, self.S = n, size * self.normal(n, n)
+
+    def normal(self, *size):
+        return torch.randn(*size, generator=self.rng, dtype=F64)
+
+
+scores = st.builds(Scores, st.integers(0, 2**31), st.integers(2, 7), st.floats(0.3, 1.5))
+
+
+def contraction_bound(S):
+    """tanh²(Δ/4), by brute force."""
+    Delta = max(
+        (S[i, j] - S[k, j] - S[i, h] + S[k, h]).item()
+        for i in range(len(S)) for k in range(len(S)) for j in range(len(S)) for h in range(len(S))
+    )  # fmt: skip
+    return math.tanh(Delta / 4) ** 2
+
+
+def osc(g):
+    return g.max() - g.min()
+
+
+def one_iteration(S, g):
+    f = -(S + g).logsumexp(1)
+    return -(S + f[:, None]).logsumexp(0)
+
+
+def contraction(p, power):
+    """Errors of four iterations and the derivative of one, each with its bound."""
+    f, g = sinkhorn_potentials(p.S, **EXACT)
+    P, bound = (p.S + f[:, None] + g).exp(), contraction_bound(p.S)
+    start = g + 0.1 * p.normal(p.n)
+    now, left, right = start, [], []
+    for m in range(1, 5):
+        now = one_iteration(p.S, now)
+        left.append(osc(now - g))
+        right.append(bound ** (power * m) * osc(start - g))
+    J = torch.autograd.functional.jacobian(lambda h: one_iteration(p.S, h), g)
+    equal = (J - P.T @ P).flatten()
+    zeros = torch.zeros_like(equal)
+    return torch.cat([torch.stack(left), equal, -equal]), torch.cat([torch.stack(right), zeros, zeros])
+
+
+@claim(scores, tolerance=1e-9, relation="<=", mutant=lambda p: contraction(p, 2))
+def test_thm_alternating(p):
+    """An iteration contracts by tanh²(Δ/4), near the end as PᵀP. Mutant: by the fourth power."""
+    return contraction(p, 1)
+
+
+def with_offsets(p, weights):
+    x, y = p.normal(p.n, 3), p.normal(p.n, 3)
+    shifted = p.S + 2 * p.normal(p.n, 1) + 2 * p.normal(1, p.n)
+    distances = -torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
+    return torch.stack([weights(shifted), weights(distances)]), torch.stack([weights(p.S), weights(x @ y.T)])
+
+
+@claim(scores, tolerance=1e-9, mutant=lambda p: with_offsets(p, lambda S: S.softmax(-1)))
+def test_prop_offsets(p):
+    """Offsets of rows and columns cancel; products and distances agree. Mutant: of softmax."""
+    return with_offsets(p, lambda S: sinkhorn_weights(S, **EXACT))
+
+
+def gradients(p, formula):
+    G, S = p.normal(p.n, p.n), p.S.clone().requires_grad_()
+    g = torch.zeros(p.n, dtype=F64)
+    for _ in range(2000):
+        previous, g = g, one_iteration(S, g)
+        if (g - previous).abs().max() < 1e-14:
+            break
+    unrolled = (S - (S + g).logsumexp(1, keepdim=True) + g).exp()
+    (by_unrolling,) = torch.autograd.grad((G * unrolled).sum(), S)
+    return formula(unrolled.detach(), G, p.S), by_unrolling
+
+
+def implicit(P, G, S):
+    S = S.clone().requires_grad_()
+    (found,) = torch.autograd.grad((G * sinkhorn_weights(S, **EXACT)).sum(), S)
+    return found
+
+
+@claim(scores, tolerance=1e-7, mutant=lambda p: gradients(p, lambda P, G, S: P * (G - (P * G).sum(1, keepdim=True))))
+def test_prop_plan_gradient(p):
+    """The implicit gradient is that of the unrolled iteration. Mutant: v = 0, as for softmax."""
+    return gradients(p, implicit)
+
+
+def looking_back(p, sign):
+    A = p.S.masked_fill(~torch.ones(p.n, p.n).tril().bool(), -math.inf).softmax(1)
+    place = torch.arange(p.n, dtype=F64)
+    total = ((place[:, None] - place) * A).sum()
+    f, g = sinkhorn_potentials(p.S.masked_fill(A == 0, -math.inf), iterations=1000, tolerance=None)
+    near = (p.S + f[:, None] + g).exp().tril()
+    limit = torch.full((p.n,), 0.1, dtype=F64)
+    left = torch.cat([total[None], -total[None], (1 - near.diagonal())])
+    paid = sign * (place * (1 - A.sum(0))).sum()
+    return left, torch.cat([paid[None], -paid[None], limit])
+
+
+@claim(scores, tolerance=1e-9, relation="<=", examples=20, mutant=lambda p: looking_back(p, -1))
+def test_thm_look_back(p):
+    """Distance looked back is Σ j (1 − c_j); balancing causal scores tends to the identity. Mutant: the other sign."""
+    return looking_back(p, 1)
+
+
+def balanced_rounds(p, weights):
+    k = p.normal(p.n, 3) + 1.5
+    P, V = weights(k @ k.T), p.normal(p.n, 2)
+    left_over = torch.eye(p.n, dtype=F64) - P
+    values = torch.linalg.eigvalsh((left_over + left_over.T) / 2)
+    one, zero = torch.ones(p.n, dtype=F64), torch.zeros(p.n, dtype=F64)
+    left, right, r = [values, -values, torch.linalg.svdvals(left_over)], [one, zero, one], V
+    for m in range(1, 4):
+        after = r - P @ r
+        left += [after.norm(dim=0), after.sum(0), -after.sum(0)]
+        right += [r.norm(dim=0), torch.zeros(2, dtype=F64), torch.zeros(2, dtype=F64)]
+        r = after
+        rounds = torch.eye(p.n, dtype=F64) - torch.linalg.matrix_power(left_over, m)
+        left += [rounds.sum(0), -rounds.sum(0), rounds.sum(1), -rounds.sum(1), (rounds - rounds.T).flatten()]
+        right += [one, -one, one, -one, torch.zeros(p.n**2, dtype=F64)]
+    return torch.cat(left), torch.cat(right)
+
+
+@claim(scores, tolerance=1e-6, relation="<=", mutant=lambda p: balanced_rounds(p, lambda S: S.softmax(-1)))
+def test_thm_balanced_rounds(p):
+    """With a symmetric positive kernel no round lengthens a residual. Mutant: softmax of the same kernel."""
+    return balanced_rounds(p, lambda S: sinkhorn_weights(S, iterations=50_000, tolerance=1e-9))
+
+
+# ---------------------------------------------------------------- the functions
+
+
+def drawn(*shape, seed=0, dtype=F64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
+
+
+def test_no_iteration_is_softmax_and_few_are_the_published_half_steps():
+    S, steps = drawn(3, 8, 8), 5
+    P = S
+    for step in range(steps):  # as in the published code: odd steps end with rows
+        P = P - P.logsumexp(-1 if step % 2 == 0 else -2, keepdim=True)
+    assert torch.allclose(sinkhorn_weights(S, iterations=2, tolerance=None), P.exp(), atol=1e-14, rtol=0)
+    assert torch.allclose(sinkhorn_weights(S, iterations=0, tolerance=None), S.softmax(-1), atol=1e-15, rtol=0)
+
+
+def test_scores_that_are_the_logarithm_of_a_coupling_return_it():
+    P = sinkhorn_weights(drawn(6, 6), **EXACT)
+    again = sinkhorn_weights(P.log() + drawn(6, 1, seed=1) + drawn(1, 6, seed=2), **EXACT)
+    assert torch.allclose(again, P, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 5), (5, 2), (1, 6), (6, 1), (1, 1)])
+def test_rows_sum_to_one_and_columns_to_their_share(shape):
+    P = sinkhorn_weights(2 * drawn(*shape), **EXACT)
+    assert torch.allclose(P.sum(-1), torch.ones(shape[:-1], dtype=F64), atol=1e-14, rtol=0)
+    assert torch.allclose(P.sum(-2), torch.full_like(P.sum(-2), shape[-2] / shape[-1]), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 5), (5, 2)])
+def test_gradients_and_those_of_gradients(shape):
+    S = drawn(*shape).requires_grad_()
+    weights = lambda S: sinkhorn_weights(S, **EXACT)
+    assert torch.autograd.gradcheck(weights, (S,))
+    assert torch.autograd.gradgradcheck(weights, (S,))
+
+
+def test_packed_texts_are_balanced_one_by_one_with_their_gradient():
+    S = drawn(7, 7).requires_grad_()
+    mask = torch.block_diag(torch.ones(3, 3), torch.ones(4, 4)).bool()
+    P = sinkhorn_weights(S, mask=mask, **EXACT)
+    alone = torch.block_diag(sinkhorn_weights(S[:3, :3], **EXACT), sinkhorn_weights(S[3:, 3:], **EXACT))
+    assert torch.allclose(P, alone, atol=1e-12, rtol=0)
+    found = [torch.autograd.grad((drawn(7, 7, seed=3) * out).sum(), S)[0] for out in (P, alone)]
+    assert torch.allclose(*found, atol=1e-10, rtol=0)
+
+
+def test_padding_is_left_out_as_key_and_as_query():
+    S, mask = drawn(6, 6), torch.ones(6, 6, dtype=torch.bool)
+    mask[4:] = mask[:, 4:] = False
+    P = sinkhorn_weights(S, mask=mask, **EXACT)
+    assert torch.allclose(P[:4, :4], sinkhorn_weights(S[:4, :4], **EXACT), atol=1e-13, rtol=0)
+    assert P[4:].eq(0).all() and P[:, 4:].eq(0).all()
+    nothing = sinkhorn_weights(S, mask=torch.zeros(1, 6, dtype=torch.bool))
+    assert nothing.eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_and_large_scores(dtype):
+    S = drawn(5, 5)
+    P = sinkhorn_weights(S.to(dtype))
+    assert P.dtype == dtype
+    # the scores are rounded to 8 bits before anything is done
+    allowed = 1e-5 if dtype == torch.float32 else 0.02
+    assert torch.allclose(P.double(), sinkhorn_weights(S), atol=allowed, rtol=0)
+    large = sinkhorn_weights((1e4 * drawn(5, 5)).to(dtype), iterations=50, tolerance=None)
+    assert large.isfinite().all()
+
+
+def test_an_iteration_that_is_not_done_says_so():
+    S = 6 * drawn(8, 8)
+    with pytest.warns(RuntimeWarning, match="scores: after 2 iterations a column sum is off by .*; the tolerance is"):
+        sinkhorn_weights(S, iterations=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sinkhorn_weights(S, iterations=2, tolerance=None)
+    causal = torch.ones(6, 6).tril().bool()
+    with pytest.warns(RuntimeWarning, match="scores: after 100"):
+        sinkhorn_weights(drawn(6, 6), mask=causal, iterations=100)
+
+
+# ---------------------------------------------------------------- the layer
+
+
+def layer_of(**options):
+    torch.manual_seed(0)
+    return SinkhornAttention(16, 4, **(dict(iterations=300, dtype=F64) | options))
+
+
+def test_the_layer_without_iterations_is_multi_head_attention():
+    layer, x = layer_of(iterations=0, n_kv_heads=2), drawn(2, 5, 16)
+    plain = MultiHeadAttention(16, 4, n_kv_heads=2, dtype=F64)
+    plain.load_state_dict(layer.state_dict())
+    assert torch.allclose(layer(x), plain(x), atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, dict(n_kv_heads=2), dict(rotary=50.0), dict(shift=True)])
+def test_explain_is_forward_and_its_weights_are_balanced(options):
+    layer, x = layer_of(**options), drawn(2, 5, 16)
+    trace = layer.explain(x)
+    assert torch.equal(trace.output, layer(x))
+    (found,) = trace.rounds
+    assert torch.allclose(found.weights.sum(-2), torch.ones(2, 4, 5, dtype=F64), atol=1e-8, rtol=0)
+
+
+def test_a_padded_batch_is_its_sequences_alone():
+    layer, x, lengths = layer_of(), drawn(2, 7, 16), torch.tensor([4, 7])
+    output = layer(x, mask=padding_mask(lengths, 7))
+    for b, length in enumerate(lengths):
+        assert torch.allclose(output[b, :length], layer(x[b : b + 1, :length])[0], atol=1e-9, rtol=0)
+
+
+def test_the_mean_over_tokens_does_not_depend_on_the_scores():
+    layer, x = layer_of(), drawn(2, 7, 16)
+    expected = layer.out(layer.value(x).mean(1))
+    assert torch.allclose(layer(x).mean(1), expected, atol=1e-9, rtol=0)
+
+
+def test_a_context_gives_each_key_its_share_and_a_single_query_the_mean():
+    layer, x, context = layer_of(), drawn(2, 1, 16), drawn(2, 5, 16, seed=1)
+    expected = layer.out(layer.value(context).mean(1, keepdim=True))
+    assert torch.allclose(layer(x, context=context), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("base", [TwicingAttention, GradientBoostedAttention])
+def test_rounds_of_another_layer_with_balanced_weights(base):
+    kind = type("Both", (SinkhornAttention, base), {})
+    torch.manual_seed(0)
+    layer, x = kind(16, 4, rounds=3, iterations=500, dtype=F64), drawn(2, 6, 16)
+    trace = layer.explain(x)
+    assert torch.equal(trace.output, layer(x)) and len(trace.rounds) == 3
+    for found in trace.rounds:
+        assert torch.allclose(found.weights.sum(-2), torch.ones(2, 4, 6, dtype=F64), atol=1e-8, rtol=0)
+    assert layer.rounds == 3 and layer.iterations == 500
+
+
+def test_the_layer_trains_and_has_finite_gradients_at_sharp_scores():
+    layer = SinkhornAttention(16, 4)
+    x = 100 * drawn(2, 6, 16, dtype=torch.float32)
+    layer(x).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by torch itself
+def test_the_layer_compiles_whole():
+    layer, x = layer_of(iterations=3), drawn(1, 4, 16)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(x), layer(x), atol=1e-12, rtol=0)
+
+
+def test_it_is_registered():
+    assert isinstance(make_attention("sinkhorn", 8, 2, iterations=4), SinkhornAttention)
+    assert "iterations=4" in repr(make_attention("sinkhorn", 8, 2, iterations=4))
+
+
+X = torch.ones(1, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: sinkhorn_weights(torch.ones(3)), r"scores: got shape \(3,\); want"),
+        (lambda: sinkhorn_weights(torch.ones(0, 3)), r"scores: got shape \(0, 3\); want"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3).long()), "scores: got dtype torch.int64; want"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), iterations=-1), "iterations: got -1; want an integer"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), tolerance=0.0), "tolerance: got 0.0; want"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(3, 3)), "mask: got dtype torch.float32; want"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(2, 3).bool()), "mask: got shape"),
+        (lambda: SinkhornAttention(8, 2, iterations=1.0), "iterations: got 1.0; want an integer"),
+        (lambda: SinkhornAttention(8, 2, dropout=0.1), "dropout: got 0.1; want 0: the columns"),
+        (lambda: SinkhornAttention(8, 2, causal=True), "causal: got True; want False: a causal doubly stochastic"),
+        (lambda: SinkhornAttention(8, 2)(X, causal=True), "causal: got True; want False: a causal doubly stochastic"),
+        (lambda: SinkhornAttention(8, 2)(X, mask=torch.randn(4, 4)), "mask: got dtype torch.float32; want torch.bool"),
+    ],
+)
+def test_errors_name_what_is_wrong(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
