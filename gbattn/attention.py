@@ -234,6 +234,7 @@ def _combine_masks(
     return mask.masked_fill(~allowed, -math.inf), False
 
 # %% ../nbs/06_attention.ipynb #e4dda55b
+#| code-fold: true
 def attention_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -285,6 +286,7 @@ def attention_weights(
     return weights.to(q.dtype)
 
 # %% ../nbs/06_attention.ipynb #2da5cb59
+#| code-fold: true
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -342,6 +344,7 @@ def _fused_attention(q, k, v, causal, mask, scale=None, dropout_p=0.0):
     return nnf.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
 
 # %% ../nbs/06_attention.ipynb #ab23d53f
+#| code-fold: true
 def rotary_angles(
     positions: torch.Tensor, width: int, base: float = 10_000.0
 ) -> torch.Tensor:

@@ -48,6 +48,7 @@ def check_features(name: str, x: torch.Tensor, d_model: int) -> None:
     check_tensor(name, x, "… D", D=d_model, dtype=FLOATING)
 
 # %% ../nbs/11_blocks.ipynb #0cdddbd1
+#| code-fold: true
 class _Pointwise(nn.Module):
     """weight ⊙ f(alpha · x) + bias, in place of a normaliser."""
 
@@ -151,6 +152,7 @@ def make_normalizer(name: str, d_model: int, **factory_kwargs) -> nn.Module:
     return NORMALIZERS[name](d_model, **factory_kwargs)
 
 # %% ../nbs/11_blocks.ipynb #9f7eb663
+#| code-fold: true
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": nnf.gelu,
     "relu": nnf.relu,
@@ -276,6 +278,7 @@ PLACEMENTS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 # %% ../nbs/11_blocks.ipynb #740ec46e
+#| code-fold: true
 class Block(nn.Module):
     """A transformer block: an attention and a feed-forward sublayer, each added to
     the residual stream, each with a normaliser before it, after it, or none.
@@ -461,6 +464,7 @@ def _scaled(
     return (M / s[..., None]).to(dtype)
 
 # %% ../nbs/11_blocks.ipynb #ee03e6b7
+#| code-fold: true
 def layer_norm_jacobian(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:

@@ -73,6 +73,7 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
     return torch.addcmul(F, g[..., None], c).flatten(-2)
 
 # %% ../nbs/08_boosted.ipynb #b9dc9cdd
+#| code-fold: true
 class Gate(nn.Linear):
     """The linear map of a gate, from F ‖ c (B, T, 2D) to (B, T, n_gates): a
     ``torch.nn.Linear`` that starts at zero.
@@ -201,6 +202,7 @@ class Correction(nn.Module):
         return Round(A, r, c, g, gated(F, g, c))
 
 # %% ../nbs/08_boosted.ipynb #527e6ecb
+#| code-fold: true
 @register("boosted")
 class GradientBoostedAttention(MultiHeadAttention):
     """Gradient-boosted attention: each round, an attention with its own projections
@@ -362,6 +364,7 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return cosine.clamp(-1, 1)
 
 # %% ../nbs/08_boosted.ipynb #01adc26b
+#| code-fold: true
 _FUNCTION: Rule = callable, "a function without arguments"
 _EXPLAINS: Rule = (
     lambda x: isinstance(x, nn.Module) and hasattr(x, "explain"),

@@ -86,6 +86,7 @@ _PLAINER = {
 }
 
 # %% ../nbs/Z_command_line.ipynb #4c26e47b
+#| code-fold: true
 def _config(name: str) -> type:
     return getattr(importlib.import_module(_CONFIGS[name][0]), name)
 
@@ -267,6 +268,7 @@ def _as_typed(command: str, error: ValueError) -> ValueError:
     return _UsageError(f"{', '.join(typed[name] for name in names)}{got}{rest}")
 
 # %% ../nbs/Z_command_line.ipynb #d3b47479
+#| code-fold: true
 _OVERVIEW = """usage: gbattn COMMAND [words and options]
 
 Attention as regression, boosting inside a layer.

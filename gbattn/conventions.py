@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 # %% ../nbs/00_conventions.ipynb #9fc1f2fe
+#| code-fold: true
 class Symbol(NamedTuple):
     """One entry of the notation: its LaTeX, its meaning and, for an array, its
     shape.
@@ -476,6 +477,7 @@ def profile(**choices):
     return choices[name]
 
 # %% ../nbs/00_conventions.ipynb #e1e8251a
+#| code-fold: true
 COLOURS: dict[str, str] = {
     "theory": "#222222",
     "reference": "#5f6b7a",
@@ -544,6 +546,7 @@ def figure_style() -> None:
     )
 
 # %% ../nbs/00_conventions.ipynb #a87103c0
+#| code-fold: true
 # Records are no part of the package.
 FETCH_RECORDS = (
     "git clone https://github.com/gbattn/gbattn, then GBATTN_RESULTS=gbattn/results"
@@ -753,6 +756,7 @@ def quote(record: Record, field: str, format: str = "") -> str:
     return text
 
 # %% ../nbs/00_conventions.ipynb #f2ebd6ee
+#| code-fold: true
 def put_to_test(
     *,
     prediction: str,

@@ -201,6 +201,7 @@ def check_recipe(argument: str, recipe: str, vocab_size: int) -> None:
     check(vocab_size=(vocab_size, integer(want, lambda x: least <= x <= 2**24)))
 
 # %% ../nbs/14_corpora.ipynb #bce5504d
+#| code-fold: true
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int = 4096, recipe: str = "byte-level"
 ):
@@ -999,6 +1000,7 @@ def load_corpus(
     return corpus
 
 # %% ../nbs/14_corpora.ipynb #dce8b261
+#| code-fold: true
 class Batch(NamedTuple):
     """Token ids in and out, each int64 of shape (B, T); ``targets`` is the text one
     token on, and −100 where it is not scored."""
@@ -1102,6 +1104,7 @@ class TokenStream:
         return batch
 
 # %% ../nbs/14_corpora.ipynb #2ee3b484
+#| code-fold: true
 def sequential_windows(
     tokens: np.ndarray, length: int, *, context: int = 0, batch_size: int = 1
 ) -> Iterator[Batch]:
@@ -1157,6 +1160,7 @@ def _sequential(tokens, length, context, batch_size) -> Iterator[Batch]:
         yield batch
 
 # %% ../nbs/14_corpora.ipynb #b16a0002
+#| code-fold: true
 def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
     """Return the loss of a bigram model, a baseline of language models.
 

@@ -59,6 +59,7 @@ def count_flops(call: Callable, *args, **options) -> int:
     return counter.get_total_flops()
 
 # %% ../nbs/10_cost.ipynb #d17fa663
+#| code-fold: true
 @dataclass(frozen=True)
 class Cost:
     """What a computation costs, by count. Costs add up, and n layers cost ``n *
@@ -417,6 +418,7 @@ def _cache_bytes(layer: MultiHeadAttention, tokens: int, itemsize: int) -> int:
     return sum(sizes) * itemsize
 
 # %% ../nbs/10_cost.ipynb #3acc5db1
+#| code-fold: true
 def attention_cost(
     layer: MultiHeadAttention,
     T: int,
@@ -554,6 +556,7 @@ def count_kernels(call: Callable, *args, **options) -> int:
     return len(_bytes_by_operation(call, args, options))
 
 # %% ../nbs/10_cost.ipynb #16dc9a9f
+#| code-fold: true
 class Machine(NamedTuple):
     """``flops``, FLOPs a second in products of matrices, and ``bandwidth``, bytes a
     second to and from memory."""

@@ -31,6 +31,11 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import torch.nn.functional as nnf
+from torch import nn
+
+from .attention import register
+from .boosted import Gate, GradientBoostedAttention
 from gbattn.comparison import (
     CHANGES,
     MEASURES,
@@ -48,6 +53,7 @@ from gbattn.conventions import (
     FETCH_RECORDS,
     FLAG,
     LENGTH,
+    NUMBER,
     PATH,
     STRING,
     Record,
@@ -76,7 +82,7 @@ from gbattn.corpora import (
     open_corpus,
     read_manifest,
 )
-from .cost import measure_machine
+from .cost import COUNTS, measure_machine
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
@@ -683,6 +689,98 @@ def find_experiment(experiment: "Experiment | str | os.PathLike") -> Experiment:
     want = f"one of {', '.join(EXPERIMENTS)}, or a path that ends in .toml"
     require(good, "experiment", repr(experiment), want)
     return EXPERIMENTS[experiment]
+
+# %% ../nbs/17_experiments.ipynb #e5a7b1a1
+#| code-fold: true
+class _Start(Gate):
+    """A linear map like another one, which starts at zero and its bias at a number, in
+    a language model too."""
+
+    bias_start = 0.0
+
+    def __init__(self, like: nn.Linear, bias_start: float = 0.0) -> None:
+        nn.Linear.__init__(
+            self,
+            like.in_features,
+            like.out_features,
+            bias=like.bias is not None,
+            device=like.weight.device,
+            dtype=like.weight.dtype,
+        )
+        self.bias_start = bias_start
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.constant_(self.bias, self.bias_start)
+
+
+@register("boosted_trial")
+class _BoostedTrial(GradientBoostedAttention):
+    """Boosted attention with changes that may keep a run from failing: arms of the
+    experiment ``stability``, not options of the layer.
+
+    Parameters
+    ----------
+    zero_value : bool
+        Whether the values of each correction start at zero, so that the layer starts
+        as its first round.
+    qk_norm : bool
+        Whether each head of the queries and keys of every round is divided by its root
+        mean square, so that a score is at most √K in size. It adds no weight.
+    gate_bias : float
+        Where the bias of each gate starts; the gate starts at its sigmoid.
+
+    Notes
+    -----
+    Source: the plan of E5 in appendix Y.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        zero_value: bool = False,
+        qk_norm: bool = False,
+        gate_bias: float = 0.0,
+        **options,
+    ) -> None:
+        check(
+            zero_value=(zero_value, FLAG),
+            qk_norm=(qk_norm, FLAG),
+            gate_bias=(gate_bias, NUMBER),
+        )
+        super().__init__(d_model, n_heads, **options)
+        self.qk_norm = qk_norm
+        for correction in self.corrections:
+            if zero_value and correction.value is not None:
+                correction.value = _Start(correction.value)
+            if gate_bias and correction.gate is not None:
+                correction.gate = _Start(correction.gate, gate_bias)
+
+    def reset_parameters(self, generator=None) -> None:
+        super().reset_parameters(generator)
+        for module in self.corrections.modules():
+            if isinstance(module, _Start):
+                module.reset_parameters()
+
+    def _unit(self, x):
+        """Each head of x (B, T, …) at a root mean square of one."""
+        if not self.qk_norm:
+            return x
+        heads = x.unflatten(-1, (-1, self.head_dim))
+        return nnf.rms_norm(heads, (self.head_dim,)).flatten(-2)
+
+    def query_heads(self, inputs, q):
+        return super().query_heads(inputs, self._unit(q))
+
+    def key_value_heads(self, inputs, k, v):
+        return super().key_value_heads(inputs, self._unit(k), v)
+
+
+COUNTS[_BoostedTrial] = COUNTS[GradientBoostedAttention]  # the norm is not counted
 
 # %% ../nbs/17_experiments.ipynb #84b386ee
 #| code-fold: true

@@ -41,6 +41,7 @@ def _check_memory(state, patterns, kind: str, beta: float, degree: int) -> None:
     check_tensors(patterns=patterns, state=state)
 
 # %% ../nbs/04_hopfield.ipynb #1580910f
+#| code-fold: true
 def energy(
     state: torch.Tensor,
     patterns: torch.Tensor,
@@ -88,6 +89,7 @@ def energy(
     return half - (beta * z).logsumexp(-1) / beta + constant
 
 # %% ../nbs/04_hopfield.ipynb #9ea41b8e
+#| code-fold: true
 def _step(state, patterns, kind: str, beta: float, degree: int, gain: float):
     z = state @ patterns.mT  # (…, m, N)
     if kind == "linear":
@@ -204,6 +206,7 @@ def _check_bits(kind: str, degree: int, steps: int) -> None:
     check(kind=(kind, known), degree=(degree, _DEGREE), steps=(steps, COUNT))
 
 # %% ../nbs/04_hopfield.ipynb #44251e85
+#| code-fold: true
 def recall_bits(
     state: torch.Tensor,
     patterns: torch.Tensor,
@@ -247,6 +250,7 @@ def recall_bits(
     return state
 
 # %% ../nbs/04_hopfield.ipynb #286b690b
+#| code-fold: true
 class CapacityCurve(NamedTuple):
     """Recall errors: ``counts`` (k,), the numbers of stored patterns; ``wrong_bits``
     and ``wrong_patterns`` (k, repetitions), the share of bits that are recalled wrong

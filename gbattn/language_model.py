@@ -91,6 +91,7 @@ def _embed(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tenso
 _REDUCTION = one_of("mean", "sum")
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
+#| code-fold: true
 def next_token_loss(
     h: torch.Tensor,
     weight: torch.Tensor,
@@ -1025,6 +1026,7 @@ def _read_weights(folder: Path) -> tuple[object, dict[str, torch.Tensor]]:
     return facts.get("config"), weights
 
 # %% ../nbs/13_language_model.ipynb #cf58a870
+#| code-fold: true
 class ParameterCount(NamedTuple):
     """The ``total`` of learned numbers: ``embeddings``, in the tables of tokens and
     positions and in an untied head, and ``non_embedding``, the others."""

@@ -123,6 +123,7 @@ def _inverse_lengths(
     return torch.where(in_use, 1 / length.where(in_use, 1), 0)
 
 # %% ../nbs/01_least_squares.ipynb #12015aac
+#| code-fold: true
 def whiten(
     X: torch.Tensor,
     rcond: float | None = None,
@@ -249,6 +250,7 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     return torch.cat(outputs, dim=-2)
 
 # %% ../nbs/01_least_squares.ipynb #e92aedb4
+#| code-fold: true
 def linear_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -457,6 +459,7 @@ def _read_accurately(X, Y, weights, means, ridge, rcond):
     return Ut.mT * inverse[..., None, :], inverse[..., None] * cross
 
 # %% ../nbs/01_least_squares.ipynb #f4c5b0a0
+#| code-fold: true
 def least_squares(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -534,6 +537,7 @@ def least_squares(
     return Fit(L, M, x_mean, y_mean)
 
 # %% ../nbs/01_least_squares.ipynb #b3dc5657
+#| code-fold: true
 class OLSAttention(nn.Module):
     """One layer of linear attention, ``forward(X) = (X W_Q)(X W_K)ᵀ(X W_V) W_P``,
     as a regression.
@@ -648,6 +652,7 @@ class OLSAttention(nn.Module):
         return least_squares(X, Y, **options).predict(X_query)
 
 # %% ../nbs/01_least_squares.ipynb #9adac7d5
+#| code-fold: true
 def _estimator() -> type:
     """Define LeastSquares on first use, so that the module does not load
     scikit-learn."""

@@ -30,6 +30,7 @@ from .least_squares import full_precision, least_squares, triangular_factor
 RULES = ("hebb", "delta", "recursive_least_squares")
 
 # %% ../nbs/02_memory.ipynb #6e3c5911
+#| code-fold: true
 def _hebb(memory, k, v, q, diagonal, rate):
     """Sum. The memory is M, shape (…, K, Kv)."""
     outputs = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
@@ -264,6 +265,7 @@ class FastWeights:
         return outputs
 
 # %% ../nbs/02_memory.ipynb #b8dfe814
+#| code-fold: true
 def ridge_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -311,6 +313,7 @@ def ridge_attention(
     return memory.stream(q, k, v)
 
 # %% ../nbs/02_memory.ipynb #736d4b76
+#| code-fold: true
 def descend(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -383,6 +386,7 @@ def descend(
     return torch.stack(predictions)
 
 # %% ../nbs/02_memory.ipynb #879ee4e1
+#| code-fold: true
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

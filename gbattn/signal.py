@@ -130,6 +130,7 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     return 1 / (math.sqrt(2) * k), weights / weights.sum()
 
 # %% ../nbs/12_signal.ipynb #e907ac97
+#| code-fold: true
 class Kernels(NamedTuple):
     """The moments after a normaliser or activation f of two tokens, of size q and
     overlap p.
@@ -279,6 +280,7 @@ class Sigmas(NamedTuple):
 VIT_B = Sigmas.of_std(0.02, 768, 3072)
 
 # %% ../nbs/12_signal.ipynb #1d0ef55d
+#| code-fold: true
 def attention_gain(
     sigmas: Sigmas,
     attention: str = "multi_head",
@@ -350,6 +352,7 @@ def _check_start(q0, p0, n, every_term: bool) -> None:
     _numbers("p0", p0, want, lambda p: (p <= q0) & (p >= low))
 
 # %% ../nbs/12_signal.ipynb #69a79479
+#| code-fold: true
 class Propagation(NamedTuple):
     """The theory's prediction at every depth l = 0, …, L, the first axis of each array.
 
@@ -926,6 +929,7 @@ def power_law_exponent(
     return half / (half + ov)
 
 # %% ../nbs/12_signal.ipynb #ff61bf90
+#| code-fold: true
 class Stretched(NamedTuple):
     """The limit of depth with DyT or Derf: ``correlation`` c of two tokens, ``overlap``
     p of the normalised tokens, ``growth`` of q in each block, and ``length`` λ with

@@ -44,6 +44,7 @@ def _positive(name: str, value, divided: torch.Tensor):
     return value.to(divided.dtype).clamp_min(tiny)
 
 # %% ../nbs/03_smoothers.ipynb #1a02429e
+#| code-fold: true
 def softmax_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -89,6 +90,7 @@ def softmax_weights(
     return weights if mask is None else weights.masked_fill(~mask, 0)
 
 # %% ../nbs/03_smoothers.ipynb #b7e8cf75
+#| code-fold: true
 def _straightened(
     weights: torch.Tensor, X: torch.Tensor, X_query: torch.Tensor
 ) -> torch.Tensor:
@@ -189,6 +191,7 @@ def degrees_of_freedom(smoother: torch.Tensor, kind: str = "trace") -> torch.Ten
     return kinds[kind]
 
 # %% ../nbs/03_smoothers.ipynb #39d941ad
+#| code-fold: true
 class BiasVariance(NamedTuple):
     """Bias and variance of a linear smoother, row by row, for a known truth.
 
@@ -247,6 +250,7 @@ def bias_variance(
     return BiasVariance(smoother @ truth - truth, variance)
 
 # %% ../nbs/03_smoothers.ipynb #94e55c74
+#| code-fold: true
 def sinkhorn(
     smoother: torch.Tensor,
     *,

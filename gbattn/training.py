@@ -76,6 +76,7 @@ from .cost import call_seconds
 from .language_model import LanguageModel, ModelConfig
 
 # %% ../nbs/15_training.ipynb #bc620525
+#| code-fold: true
 _DECAY = one_of("matrices", "everything")
 
 
@@ -189,6 +190,7 @@ def _plain(x: object) -> object:
     return x.item() if isinstance(x, np.generic) else x
 
 # %% ../nbs/15_training.ipynb #1bbbada9
+#| code-fold: true
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides a training run but the model and the text.
@@ -367,6 +369,7 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     return int(mixed.generate_state(1, np.uint64)[0])
 
 # %% ../nbs/15_training.ipynb #36450848
+#| code-fold: true
 @dataclass
 class History:
     """What a training run went through.
@@ -1109,6 +1112,7 @@ def _compile(run: _Run) -> None:
         raise RuntimeError(f"torch.compile failed: {first}; {cure}") from error
 
 # %% ../nbs/15_training.ipynb #8c763d61
+#| code-fold: true
 _CORPUS = (
     lambda x: hasattr(x, "train") and hasattr(x, "valid"),
     "a Corpus, or anything with tokens as train and valid",
@@ -1451,6 +1455,7 @@ def _flat(settings: dict) -> dict:
     return found
 
 # %% ../nbs/15_training.ipynb #34f5b863
+#| code-fold: true
 class Evaluation(NamedTuple):
     """The loss of a model on a text: the mean ``loss`` in nats per token,
     ``perplexity`` = exp(loss), ``bits_per_byte`` (None if the bytes are not known),

@@ -19,6 +19,7 @@ from gbattn.attention import (
 from .conventions import COUNT, check, require
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
+#| code-fold: true
 @register("twicing")
 class TwicingAttention(MultiHeadAttention):
     """Twicing: each round smooths, with the same attention weights, the residual of

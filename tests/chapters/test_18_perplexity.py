@@ -576,11 +576,12 @@ def test_the_page_holds_what_it_says(monkeypatch):
     assert len(text.split()) <= 4500
 
 
-def made_up_shift(folder, losses):
-    """The records of the book, and made-up ones of every run of the shift: a loss for each arm, and a little noise."""
+def made_up_shift(folder, losses, again=True):
+    """The records of the book, and made-up ones of every run of the shift, with the second look or without: a loss
+    for each arm, and a little noise."""
     shutil.copytree(results_folder(), folder, ignore=shutil.ignore_patterns("shift*"))
     names = ("shift-sweep", "shift-stack-sweep", "shift", "shift-plain", "shift-stack")
-    for name in names:
+    for name in (*names, *["shift-again"] * again):
         runs = EXPERIMENTS[name].tuned(folder).runs() if EXPERIMENTS[name].rates_from else EXPERIMENTS[name].runs()
         for one in runs:
             far = abs(math.log2(one.train.learning_rate / 0.008)) * name.endswith("sweep")
@@ -591,13 +592,16 @@ def made_up_shift(folder, losses):
             Record(name, one.settings, found).save(one.name, folder / "18_perplexity")
 
 
-@pytest.mark.parametrize("state", ["rule 1", "rule 2", "open"])
+@pytest.mark.parametrize("state", ["rule 1", "rule 2", "open", "waiting"])
 def test_the_page_in_a_state_to_come(state, tmp_path, monkeypatch):
     losses = dict(standard=4.72, stack=4.70, standard_shift=4.50, boosted_shift=4.50, wider_shift=4.45)
     losses |= dict(wider_flops_shift=4.44, stack_shift=4.49, twicing_shift=4.5)
-    losses |= {"rule 1": {}, "rule 2": dict(boosted_shift=4.40), "open": dict(boosted_shift=4.46)}[state]
-    made_up_shift(tmp_path / "results", losses)
+    losses |= {"rule 1": {}, "rule 2": dict(boosted_shift=4.40)}.get(state, dict(boosted_shift=4.46))
+    made_up_shift(tmp_path / "results", losses, again=state != "waiting")
     _, glued, _ = run_page("18_perplexity", monkeypatch, tmp_path / "results")
     assert glued["previous-token.state"] == state
     waiting = {key for key, value in glued.items() if "runs are in" in value and "scale" not in key}
-    assert waiting == {"previous-token.runs", "needs.reads"} and glued["previous-token.runs"] == "40 of 40 runs are in"
+    said = {"open": "80 of 80 runs are in", "waiting": "40 of 80 runs are in"}.get(state, "40 of 40 runs are in")
+    assert glued["previous-token.runs"] == said
+    sentence = {"previous-token.sentence"} if state == "waiting" else set()
+    assert waiting == {"previous-token.runs", "needs.reads"} | sentence

@@ -26,6 +26,8 @@ from nbdev_pages import split_cell, tags_of, test_flags
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
 CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 WORDS = 6  # an alt text shorter than this says nothing
+MOST_WORDS = 5000  # of a chapter
+MOST_LINES = 40  # of a cell that the page shows
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
 # Private words of this project, and what the field says instead.
 WORDS_OF_THE_FIELD = {
@@ -329,6 +331,36 @@ def notebooks_say_their_precision(root):
     ]
 
 
+def chapters_are_short(root):
+    """A chapter is read in half an hour. The words are those of all Markdown cells, solutions included."""
+    counts = {
+        path: len(" ".join(cell.source for cell in cells_of(path) if cell.kind == "markdown").split())
+        for path in notebooks(root)
+        if re.match(r"\d\d_", path.name)
+    }
+    return [
+        f"nbs/{path.name} has {words:,} words, more than {MOST_WORDS:,}: "
+        "cut what a reader does not need for the argument, or move it to an exercise or the lab notebook."
+        for path, words in counts.items()
+        if words > MOST_WORDS
+    ]
+
+
+def cells_on_a_page_are_short(root):
+    """Lines of code, without the directives of nbdev; a hidden or folded cell may have any number."""
+    found = []
+    for path in filter(is_chapter, notebooks(root)):
+        for cell in (cell for cell in cells_of(path) if cell.kind == "code"):
+            head, body = split_cell(cell.source)
+            lines = len(body.strip().splitlines())
+            if lines > MOST_LINES and not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head)):
+                found.append(
+                    f"{cell.place} shows {lines} lines, more than {MOST_LINES}: "
+                    "split it, or fold it with '#| code-fold: true'."
+                )
+    return found
+
+
 def claim_tests(root):
     """The tests that `claim` makes: (file, name, the keywords it was given)."""
     for path in sorted((root / "tests").rglob("test_*.py")):
@@ -445,6 +477,8 @@ LAWS = [
     notebooks_carry_no_outputs,
     notebooks_start_with_the_colab_cell,
     notebooks_say_their_precision,
+    chapters_are_short,
+    cells_on_a_page_are_short,
     every_claim_has_a_check_and_a_mutant,
     exercises_have_solutions_that_run,
     figures_have_alt_text,

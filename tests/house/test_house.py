@@ -243,6 +243,30 @@ def test_a_notebook_that_takes_the_precision_of_another(small_house):
     assert not house.notebooks_say_their_precision(small_house.built())
 
 
+def test_a_chapter_that_is_long(small_house):
+    chapter, most = small_house.chapters["01_first.ipynb"], house.MOST_WORDS
+    words = sum(len(cell.source.split()) for cell in chapter if cell.cell_type == "markdown")
+    chapter[1].source += " word" * (most - words)
+    assert not house.chapters_are_short(small_house.built())
+    chapter[6].source += "\nword"  # a solution counts, too
+    only(house.chapters_are_short(small_house.built()), "nbs/01_first.ipynb", f"{most + 1:,} words")
+    chapter[6].source = chapter[6].source.removesuffix("\nword")
+    chapter[7].source += "\n# word"  # code does not
+    small_house.chapters["Y_appendix.ipynb"] = [code(COLAB), markdown("word " * (most + 1))]  # nor does an appendix
+    assert not house.chapters_are_short(small_house.built())
+
+
+def test_a_cell_on_the_page_that_is_long(small_house):
+    cell, most = small_house.chapters["01_first.ipynb"][7], house.MOST_LINES
+    cell.source = "#| eval: true\n" + "\n".join(["assert True"] * most)
+    assert not house.cells_on_a_page_are_short(small_house.built())
+    cell.source += "\nassert True"
+    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 8", f"{most + 1} lines")
+    for flag in ("#| hide", "#| code-fold: true"):
+        cell.source = "\n".join([flag, *["assert True"] * (most + 1)])
+        assert not house.cells_on_a_page_are_short(small_house.built())
+
+
 @pytest.mark.parametrize("kind", ["theorem", "proposition", "lemma", "corollary"])
 def test_a_claim_without_a_check(small_house, kind):
     small_house.spoil("01_first.ipynb", 4, "theorem", kind)
