@@ -5,13 +5,15 @@
 # %% auto #0
 __all__ = ['Edit', 'PATHS', 'SOURCES', 'rounds_of', 'edited', 'stopped', 'without_round', 'with_gates', 'token_losses',
            'spread_windows', 'Means', 'descent', 'patched', 'head_scores', 'divergence', 'induction_scores', 'trace',
-           'hull_distance', 'effective_rank', 'token_groups', 'diagnose']
+           'hull_distance', 'effective_rank', 'token_groups', 'diagnose', 'draw_descent', 'draw_paths', 'draw_where',
+           'report_page']
 
 # %% ../nbs/19_diagnosis.ipynb #11db5540
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +37,7 @@ from gbattn.conventions import (
     Rule,
     check,
     check_tensor,
+    colour_of,
     eval_mode,
     instance,
     integer,
@@ -730,10 +733,12 @@ def _hull(means: Means, at: str, layer, inputs, rounds, generator) -> None:
     steps = dict(
         correction=step, shuffled=step[order], random=noise, twicing=twicing
     )
-    for name, direction in steps.items():
-        delta = _sized(direction, step)
-        share = hull_distance(F + delta, hulls) / delta.norm(dim=-1)
-        means.add(f"{at}hull.{name}", share.view(len(place), H))
+    deltas = torch.cat([_sized(direction, step) for direction in steps.values()])
+    outputs = F.repeat(len(steps), 1) + deltas
+    away = hull_distance(outputs, hulls.repeat(len(steps), 1, 1), steps=200)
+    shares = (away / deltas.norm(dim=-1)).view(len(steps), len(place), H)
+    for name, share in zip(steps, shares):
+        means.add(f"{at}hull.{name}", share)
 
 # %% ../nbs/19_diagnosis.ipynb #30c46b99
 _TOKENS: Rule = (
@@ -872,13 +877,9 @@ def _observe(of: _Diagnosis, batch: Batch, counts: np.ndarray, starts) -> None:
                 means.add(f"where.{kind}.{name}.gain", gain, mask)
 
 
-def _path_sets() -> dict[str, tuple[str, ...]]:
-    """Each path alone, all three, and all but one."""
-    three = PATHS[:3]
-    sets = {path: (path,) for path in PATHS} | {"all three": three}
-    return sets | {
-        f"all but {path}": tuple(p for p in three if p != path) for path in three
-    }
+_THREE = PATHS[:3]
+_ALONE = {path: (path,) for path in PATHS} | {"all three": _THREE}
+_ALL_BUT = {f"all but {p}": tuple(q for q in _THREE if q != p) for p in _THREE}
 
 
 def _intervene(of: _Diagnosis, batch: Batch, advance: Callable) -> None:
@@ -908,7 +909,8 @@ def _intervene(of: _Diagnosis, batch: Batch, advance: Callable) -> None:
     rise("whole.without_first", everywhere(without_round(0)))
     if all(boosted):
         for source in SOURCES:
-            for name, paths in _path_sets().items():
+            sets = _ALONE | (_ALL_BUT if source == "other" else {})
+            for name, paths in sets.items():
                 edit = patched(paths, source)
                 rise(f"whole.paths.{source}.{name}", everywhere(edit))
     with _noted(model) as layers:
@@ -927,9 +929,8 @@ def _intervene(of: _Diagnosis, batch: Batch, advance: Callable) -> None:
         if i in constant:
             rise(f"{i}.constant_gates", {i: constant[i]})
         if boosted[i]:
-            for path in (*PATHS, "all three"):
-                paths = PATHS[:3] if path == "all three" else (path,)
-                rise(f"{i}.paths.{path}", {i: patched(paths)})
+            for name, paths in _ALONE.items():
+                rise(f"{i}.paths.{name}", {i: patched(paths)})
         advance()
 
 
@@ -972,3 +973,168 @@ def _of_layer(of: _Diagnosis, i: int, induction: list[list[float]]) -> dict:
         }
         m += 1
     return found
+
+# %% ../nbs/19_diagnosis.ipynb #6371185a
+_CONTROLS = {"": "correction", "shuffled_": "of other tokens", "random_": "random",
+             "twicing_": "twicing's"}  # fmt: skip
+_MARKERS = {"": "o", "shuffled_": "s", "random_": "^", "twicing_": "D"}
+
+
+def _dots(ax, places, pairs: list, **style) -> None:
+    """Means with their intervals."""
+    means, halves = zip(*((m, h or 0) for m, h in pairs))
+    ax.errorbar(places, means, yerr=halves, ls="", capsize=0, **style)
+
+
+def draw_descent(axes, results: list[dict], colour: str, label: str = "") -> None:
+    """Draw, for each layer, the mean cosine of its correction and of the controls with
+    −u (first of two axes), and by how much they change the loss (second): one mark
+    for each of several diagnoses."""
+    for entry, ax in zip(("cosine", "change"), axes):
+        for j, (prefix, name) in enumerate(_CONTROLS.items()):
+            for r, one in enumerate(results):
+                layers = [layer["descent1"] for layer in one["layers"]]
+                known = [i for i, d in enumerate(layers) if f"{prefix}{entry}" in d]
+                pairs = [layers[i][f"{prefix}{entry}"] for i in known]
+                if not pairs:
+                    continue
+                places = [i + 0.16 * (j - 1.5) + 0.03 * r for i in known]
+                own = dict(color=colour if not prefix else "#777777")
+                own |= dict(mfc=own["color"] if prefix == "" else "none", ms=4.5)
+                text = name if r == 0 else None
+                _dots(ax, places, pairs, marker=_MARKERS[prefix], label=text, **own)
+        ax.axhline(0, lw=0.8, color="#999999")
+        n = len(results[0]["layers"])
+        ax.set(xticks=range(n), xticklabels=range(n), xlabel="layer")
+    axes[0].set(title=label, ylabel="cosine with −u")
+    axes[1].set(ylabel="change of the loss (nats)")
+
+
+def draw_paths(ax, result: dict, colour: str) -> None:
+    """Draw by how much the loss rises when round 0 is hidden everywhere from parts of
+    round 1, for each replacement, and when round 1 is switched off."""
+    names = (*PATHS, "all three")
+    styles = dict(zip(SOURCES, (1.0, 0.55, 0.25)))
+    words = {"other": "another window", "mean": "mean", "zero": "zero"}
+    for j, (source, alpha) in enumerate(styles.items()):
+        pairs = [result["whole"]["paths"][source][name] for name in names]
+        means, halves = zip(*pairs)
+        places = [i + 0.27 * (j - 1) for i in range(len(names))]
+        style = dict(color=colour, alpha=alpha, label=words[source])
+        ax.bar(places, means, 0.25, yerr=halves, ecolor="#555555", **style)
+    ax.axhline(result["whole"]["stopped"][0], ls="--", lw=1, color="#555555")
+    ax.set(
+        xticks=range(len(names)),
+        xticklabels=names,
+        ylabel="rise of the loss (nats)",
+    )
+
+
+def draw_where(axes, result: dict, colour: str) -> None:
+    """Draw what the corrections of all layers gain for groups of targets, three axes."""
+    for ax, (kind, groups) in zip(axes, result["where"].items()):
+        pairs = [group["gain"] for group in groups.values()]
+        _dots(ax, range(len(pairs)), pairs, marker="o", color=colour)
+        ax.set(xticks=range(len(groups)), xlabel=kind)
+        ax.set_xticklabels(
+            groups, rotation=45 if len(groups) > 3 else 0, fontsize=8
+        )
+        ax.axhline(0, lw=0.8, color="#999999")
+    axes[0].set(ylabel="gain (nats)")
+
+# %% ../nbs/19_diagnosis.ipynb #4060acb9
+def _figure(draw: Callable, columns: int, *arguments) -> str:
+    """What a function draws on axes in a row, as SVG."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots(1, columns)
+    draw(axes, *arguments)
+    first = axes if columns == 1 else axes[0]
+    if first.get_legend_handles_labels()[1]:
+        first.legend(frameon=False, fontsize=8)
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return "<svg" + file.getvalue().partition("<svg")[2]
+
+
+def _table(head: list[str], rows: list[list]) -> str:
+    cell = lambda x: f"{x:.3f}" if isinstance(x, float) else escape(str(x))
+    line = lambda row, tag: "".join(f"<{tag}>{cell(x)}</{tag}>" for x in row)
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<table><tr>{line(head, 'th')}</tr>{body}</table>"
+
+
+def _layer_row(i: int, layer: dict) -> list:
+    """What the table of layers has on one."""
+    d, first, last = (
+        layer["descent1"],
+        layer.get("round0", {}),
+        layer.get("round1", {}),
+    )
+    mean = lambda x: "–" if not x or x[0] is None else float(np.mean(x[0]))
+    best = lambda x: "–" if not x else float(np.max(x))
+    gate = layer.get("gate1", {}).get("mean", "–")
+    row = [i, mean(d["cosine"]), mean(d["first_order"]), mean(d["change"])]
+    row += [mean(d["helped"]), mean(d["residual_falls"]), gate]
+    row += [mean(first.get("entropy")), mean(last.get("entropy"))]
+    row += [mean(layer.get("divergence"))]
+    return row + [best(first.get("induction")), best(last.get("induction"))]
+
+
+def report_page(result: dict, title: str) -> str:
+    """Return a page of HTML, with nothing outside of it, that shows a diagnosis.
+
+    Parameters
+    ----------
+    result : dict
+        As `diagnose` returns it.
+    title : str
+        Of the page.
+    """
+    whole, colour = result["whole"], colour_of("boosted attention")
+    gain, half = whole["stopped"]
+    parts = [
+        f"<p>{result['parameters']:,} parameters, {result['tokens']:,} tokens in windows "
+        f"of {result['length']}; what takes many passes on {result['sampled']:,}. Loss "
+        f"{result['loss'][0]:.4f} nats. Without the corrections of all layers it rises by "
+        f"{gain:+.4f} ± {half:.4f}; they help {whole['helped'][0]:.1%} of the tokens.</p>",
+        "<h2>Does a correction go down the loss?</h2>",
+        _figure(draw_descent, 2, [result], colour),
+        _table(
+            ["layer", "cosine with −u", "first order", "change", "helped", "‖r‖ falls",
+             "gate", "entropy 0", "entropy 1", "JS distance", "induction 0",
+             "induction 1"],
+            [_layer_row(i, layer) for i, layer in enumerate(result["layers"])],
+        ),
+    ]  # fmt: skip
+    if "paths" in whole:
+        parts += [
+            "<h2>Which way does round 1 read round 0?</h2>",
+            _figure(draw_paths, 1, result, colour),
+            "<p>Dashed: round 1 switched off.</p>",
+        ]
+    parts += [
+        "<h2>Where does it help?</h2>",
+        _figure(draw_where, 3, result, colour),
+    ]
+    for name, entries in result["examples"].items():
+        rows = [[e["gain"], e["before"], e["target"]] for e in entries]
+        parts += [
+            f"<h3>Most {name}</h3>",
+            _table(["gain", "before", "target"], rows),
+        ]
+    style = (
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;"
+        "padding:0 1rem}svg{max-width:100%;height:auto}table{border-collapse:collapse;"
+        "font-size:13px;display:block;overflow-x:auto}td,th{padding:.2rem .6rem;"
+        "border-bottom:1px solid #ddd;text-align:left}"
+    )
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{style}</style>"
+    )
+    body = f"<h1>{escape(title)}</h1>{''.join(parts)}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
