@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODEL', 'TRAINING', 'COMMANDS', 'carried_recipe', 'tokenize_corpus', 'train_model', 'evaluate_model', 'generate_text',
-           'run_experiment', 'compare_arms', 'measure_arms', 'Command']
+           'run_experiment', 'compare_arms', 'diagnose_model', 'measure_arms', 'Command']
 
 # %% ../nbs/X_commands.ipynb #4f86a1d2
 import importlib.util
@@ -70,6 +70,7 @@ def _check(**arguments: object) -> None:
         return are_names(x) and 0 < len(x) == len(set(x))
 
     counts = ("samples", "workers", "rounds", "batch_size", "new_tokens")
+    counts += ("tokens", "sample")
     rules = dict.fromkeys(counts, rule_of.COUNT) | {
         "corpus": instance(str, "a name, or a folder as a string"),
         "model": instance(ModelConfig, "a ModelConfig"),
@@ -77,6 +78,12 @@ def _check(**arguments: object) -> None:
         "tensorboard": rule_of.FLAG,
         "split": optional(one_of("train", "valid", "test")),
         "text": rule_of.PATH,
+        "report": rule_of.PATH,
+        "run": (
+            lambda x: isinstance(x, str) and x != "",
+            "a folder that gbattn train wrote, or the id of a run",
+        ),
+        "untrained": rule_of.FLAG,
         "results": rule_of.PATH,
         "shard": (is_share, "K/N with K from 1 to N, such as 2/8"),
         "beside": (are_names, "a tuple of names"),
@@ -753,6 +760,155 @@ def _say_compared(result: dict) -> str:
         lines.append(f"{edge}: {', '.join(result['untuned'])}")
     return "\n".join(lines)
 
+# %% ../nbs/X_commands.ipynb #19d1a602
+#| code-fold: true
+def _run_of_the_queue(name: str, results: Path, corpora, work) -> tuple:
+    """A run by its id: its trained model, which is trained again where its weights are
+    not at hand, its corpus, and what its record says."""
+    import tempfile
+
+    from gbattn.conventions import CHAPTERS, read_records
+    from gbattn.experiments import find_experiment, run
+    from gbattn.language_model import LanguageModel
+
+    found = [*results.glob(f"*/*-{name}.json")]
+    found += sorted(results.glob(f"{CHAPTERS}/*/*-{name}.json"))
+    want = f"a folder that gbattn train wrote, or the id of a run with a record in {results}"
+    _require(bool(found), "run", repr(name), want)
+    (record,) = read_records(found[0])
+    experiment = find_experiment(record.experiment).tuned(results)
+    one = next((one for one in experiment.runs() if one.id == name), None)
+    want = "the id of a run that its experiment still has"
+    _require(one is not None, "run", f"{name} of {experiment.name}", want)
+    if work is None:
+        work = os.environ.get("GBATTN_RUNS") or Path.home() / ".cache/gbattn/runs"
+    model = Path(work) / name / "model"
+    if not model.is_dir():
+        _tell(f"its weights are not in {work}: it is trained again")
+        grid = {key: (value,) for key, value in one.varied.items()}
+        alone = replace(experiment, arms=(one.arm,), seeds=(one.seed,), grid=grid)
+        with tempfile.TemporaryDirectory() as place:
+            run(alone, folder=place, work=work, corpora=corpora)
+    about = {key: record.settings[key] for key in ("id", "arm", "label", "seed")}
+    about["of"] = record.experiment
+    return LanguageModel.from_pretrained(model), one.corpus.load(corpora), about
+
+
+def diagnose_model(
+    run: str,
+    *,
+    split: str = "test",
+    tokens: int = 200_000,
+    sample: int = 16_384,
+    batch_size: int = 16,
+    untrained: bool = False,
+    report: Path = Path("diagnosis.html"),
+    results: Path | None = None,
+    corpora: Path | None = None,
+    work: Path | None = None,
+    cache: Path | None = None,
+) -> dict:
+    """Show what the corrections of a trained model do, on a page.
+
+    And as JSON: whether they go down the loss, which way a second round reads the first, what heads
+    attend to, and which tokens are helped.
+
+    Parameters
+    ----------
+    run : str
+        A folder that gbattn train wrote, or the id of a run of an experiment, twelve
+        hex digits as in its record; where its weights are not at hand, it is
+        trained again.
+    split : {"test", "valid", "train"}
+        Which part of its corpus.
+    tokens : int
+        How many of its first tokens at most.
+    sample : int
+        About how many of these are used for what takes many passes.
+    batch_size : int
+        Windows at once.
+    untrained : bool
+        Whether to diagnose the model as it was before its training.
+    report : Path
+        The page to write; the JSON, a record, goes beside it.
+    results : Path, optional
+        The folder of records: by default GBATTN_RESULTS, the book's folder if this
+        is a checkout of it, or results here.
+    corpora : Path, optional
+        The folder that holds the folders of text; GBATTN_CORPORA by default.
+    work : Path, optional
+        Where trained models are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
+    cache : Path, optional
+        Where tokenized texts are kept; GBATTN_CACHE by default, else
+        ~/.cache/gbattn.
+    """
+    import json
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from gbattn.conventions import Record, check_folder, write_atomic
+    from gbattn.diagnostics import diagnose, report_page
+    from gbattn.language_model import LanguageModel
+    from gbattn.training import RunFolder
+
+    _check(
+        run=run, tokens=tokens, sample=sample, untrained=untrained, report=report
+    )
+    _check(split=split)
+    _require(batch_size != 1, "batch_size", batch_size, "2 or more")
+    _check(batch_size=batch_size)
+    report = Path(report)
+    check_folder("report", report.parent)
+    if Path(run).is_dir():
+        settings = RunFolder(run).read()
+        model, _ = RunFolder(run).open("cpu")
+        text = _text_of(settings, None, cache)
+        about = {"folder": run, "seed": settings["training"]["seed"]}
+    else:
+        folder = _folder_of_records(results)
+        model, text, about = _run_of_the_queue(run, folder, corpora, work)
+    if untrained:
+        model = LanguageModel(model.config, seed=about["seed"])
+    chosen = getattr(text, split)[: tokens + 1]
+    counts = np.bincount(text.train, minlength=model.config.vocab_size)
+    options = dict(batch_size=batch_size, sample=sample, counts=counts)
+    found = diagnose(model, chosen, decode=text.decode, **options)
+    about |= dict(untrained=untrained, split=split, corpus=text.name)
+    about |= dict(fingerprint=text.fingerprint)
+    record = asdict(Record("diagnosis", about, found))
+    report.parent.mkdir(parents=True, exist_ok=True)
+    data = report.with_suffix(".json")
+    content = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(data, f"{content}\n".encode())
+    title = f"{run}, untrained" if untrained else run
+    write_atomic(report, report_page(found, title).encode())
+    layers = [layer["descent1"] for layer in found["layers"]]
+    return {
+        "run": run,
+        "report": str(report),
+        "json": str(data),
+        "tokens": found["tokens"],
+        "loss": found["loss"][0],
+        "gain": found["whole"]["stopped"][0],
+        "helped": found["whole"]["helped"][0],
+        "cosine": [layer["cosine"][0] for layer in layers],
+        "change": [layer["change"][0] for layer in layers],
+    }
+
+
+def _say_diagnosed(result: dict) -> str:
+    table = [["layer", "cosine with −u", "change of the loss"]]
+    for i, (cosine, change) in enumerate(zip(result["cosine"], result["change"])):
+        table.append([str(i), f"{cosine:+.3f}", f"{change:+.4f}"])
+    lines = [
+        f"{result['tokens']:,} tokens, {result['loss']:.3f} nats; without corrections "
+        f"{result['gain']:+.3f}; they help {result['helped']:.0%} of the tokens",
+        *_aligned(table),
+        f"more in {result['report']} and {result['json']}",
+    ]
+    return "\n".join(lines)
+
 # %% ../nbs/X_commands.ipynb #89fff255
 #| code-fold: true
 def measure_arms(
@@ -856,6 +1012,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command(evaluate_model, _say_evaluated),
     "generate": Command(generate_text, _say_generated),
     "tokenize": Command(tokenize_corpus, _say_tokenized),
+    "diagnose": Command(diagnose_model, _say_diagnosed),
     "run": Command(run_experiment, _say_run),
     "compare": Command(compare_arms, _say_compared),
     "bench": Command(measure_arms, _say_measured, {"attention": "arms"}),

@@ -629,6 +629,13 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
         ),
         (["compare", "quick", "--results", "nowhere"], ["NAME: got 'quick'", "gbattn run quick runs it"]),
         (["compare", "qiuck", "--results", "nowhere"], ["NAME: got 'qiuck'", "want one of quick, mini-sweep"]),
+        (["diagnose", "nowhere"], ["RUN: got 'nowhere'; want a folder that gbattn train wrote, or the id of a run"]),
+        (["diagnose", ""], ["RUN: got ''; want a folder that gbattn train wrote, or the id of a run"]),
+        (["diagnose", "TRAINED", "--split", "dev"], ["--split: got 'dev'"]),
+        (["diagnose", "TRAINED", "--tokens", "0"], ["--tokens: got 0; want a positive integer"]),
+        (["diagnose", "TRAINED", "--batch-size", "1"], ["--batch-size: got 1; want 2 or more"]),
+        (["diagnose", "TRAINED", "--tokens", "9"], ["--tokens: got 10 tokens; want at least 257"]),
+        (["diagnose", "TRAINED", "--report", "short/page.html"], ["--report: got short, a file; want a folder"]),
         (["bench", "magic"], ["ARMS: got 'magic'; want one of"]),
         (["bench", "boosted", "magic"], ["ARMS: got 'magic'; want one of"]),
         (["bench", "boosted", "boosted"], ["ARMS: got ('boosted', 'boosted'); want a tuple of names, each once"]),
@@ -1217,6 +1224,37 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert code == 0 and "4 of   4 runs" in out and "empty" not in err
     code, out, err = call("run", "tiny", *place, "--shard", "3/8")
     assert code == 0 and "part 3/8 of tiny is empty: there is nothing to run here" in err
+
+
+def test_diagnose_a_folder(trained, tmp_path, call, result):
+    page = tmp_path / "new" / "page.html"
+    words = ["diagnose", trained, "--report", page, "--batch-size", 4, "--sample", 128]
+    found = result(*words)
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert record["settings"]["split"] == "test" and not record["settings"]["untrained"]
+    assert found["cosine"] == [layer["descent1"]["cosine"][0] for layer in record["measured"]["layers"]]
+    text = page.read_text()
+    assert text.count("<svg") == 3 and str(trained) in text
+    assert not re.search(r"""(?:src|href)=["']?http""", text)  # nothing outside of it
+    code, out, err = call(*words, "--untrained", "--split", "valid", "--tokens", 400)
+    assert code == 0 and re.search(r"^0 +[+-]0\.\d{3} +[+-]\d\.\d{4}$", out, re.M) and "diagnosis" in err
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert record["settings"]["untrained"] and record["measured"]["tokens"] <= 400
+
+
+def test_diagnose_a_run_of_the_queue_which_is_trained_again(experiment, tmp_path, call, result):
+    """Another folder of runs is that of a machine that has the records alone."""
+    place = ["--results", tmp_path / "results"]
+    result("run", "tiny", *place, "--work", tmp_path / "work")
+    one = records_of("tiny", tmp_path / "results")[1].settings
+    words = [one["id"], *place, "--report", tmp_path / "page.html", "--batch-size", 4, "--sample", 64]
+    found = result("diagnose", *words, "--work", tmp_path / "work")
+    code, out, err = call("diagnose", *words, "--work", tmp_path / "other", "--json")
+    assert code == 0 and "it is trained again" in err and json.loads(out) == found
+    settings_ = json.loads((tmp_path / "page.json").read_text())["settings"]
+    assert (settings_["arm"], settings_["seed"], settings_["of"]) == (one["arm"], one["seed"], "tiny")
+    assert len(records_of("tiny", tmp_path / "results")) == 4
+    refused(call("diagnose", "0" * 12, *place), 2, "RUN: got '000000000000'; want a folder that gbattn train wrote")
 
 
 def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, call, result, monkeypatch):

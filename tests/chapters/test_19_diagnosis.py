@@ -1,0 +1,488 @@
+"""Chapter 19: every measure on a planted case whose answer is known, and what its functions refuse."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gbattn import diagnostics
+from gbattn.attention import LAYERS, MultiHeadAttention, causal_mask, register
+from gbattn.boosted import functional_gradient
+from gbattn.corpora import Batch
+from gbattn.diagnostics import (
+    Means,
+    descent,
+    diagnose,
+    divergence,
+    edited,
+    effective_rank,
+    head_scores,
+    hull_distance,
+    induction_scores,
+    patched,
+    rounds_of,
+    spread_windows,
+    stopped,
+    token_groups,
+    token_losses,
+    trace,
+    with_gates,
+    without_round,
+)
+from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.retrieval import encode, induction_layer
+
+KINDS = {
+    "residual": ("boosted", {}),
+    "three rounds": ("boosted", dict(rounds=3, gate="head", shift=True)),
+    "input": ("boosted", dict(kv_from="input", gate="scalar")),
+    "shared": ("boosted", dict(kv_from="shared", gate="none")),
+    "queries of the input": ("boosted", dict(query_from="input", n_kv_heads=2)),
+    "twicing": ("twicing", dict(rounds=3)),
+    "multi-head": ("multi_head", {}),
+    "linear": ("linear", {}),
+}
+
+
+def model_of(attention="boosted", options=None, seed=0, **changes):
+    """A model with weights large enough for all its parts to matter."""
+    shape = dict(vocab_size=50, max_length=16, d_model=16, n_layers=2, n_heads=4, init_std=0.4)
+    config = ModelConfig(**shape | changes, attention=attention, attention_options=options or {})
+    model = LanguageModel(config, seed=seed).double().eval()
+    rng = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if ".gate." in name:
+            weight.data = torch.randn(weight.shape, generator=rng, dtype=torch.float64) / 2
+    return model
+
+
+def batch_of(B=4, T=16, V=50, seed=0):
+    text = torch.randint(V, (B, T + 1), generator=torch.Generator().manual_seed(seed))
+    return Batch(text[:, :-1], text[:, 1:].contiguous())
+
+
+# ---------------------------------------------------------------- a correction that is the negative gradient
+
+
+class Planted(MultiHeadAttention):
+    """Two rounds, the second of which adds what is planted."""
+
+    planted = None
+
+    def estimate(self, inputs):
+        F = super().estimate(inputs)
+        c = torch.zeros_like(F) if self.planted is None else self.planted
+        self.record_round(inputs, correction=c, estimate=F + c)
+        return F + c
+
+
+@pytest.fixture
+def planted():
+    register("planted")(Planted)
+    yield model_of("planted")
+    del LAYERS["planted"]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("size", [1e-5, -1e-5])
+def test_a_correction_that_is_the_negative_gradient_has_cosine_one(planted, layer, size):
+    batch, attention = batch_of(), planted.blocks[layer].attention
+    u, _ = functional_gradient(attention, lambda: planted(*batch, reduction="sum"))
+    attention.planted = -size * u
+    found = descent(planted, batch, layer, generator=torch.Generator().manual_seed(0))
+    sign = math.copysign(1, size)
+    torch.testing.assert_close(found["cosine"], torch.full((4, 16), sign, dtype=torch.float64))
+    torch.testing.assert_close(found["first_order"], -size * u.square().sum(-1))
+    torch.testing.assert_close(found["change"].sum(), found["first_order"].sum(), rtol=1e-3, atol=0)
+    assert sign * found["change"].sum() < 0
+    torch.testing.assert_close(found["gradient_change"].sum(), -abs(found["change"].sum()), rtol=1e-3, atol=0)
+    assert found["shuffled_cosine"].mean().abs() < 0.3 and found["random_cosine"].mean().abs() < 0.1
+    assert found["random_change"].sum().abs() < found["change"].sum().abs() / 2
+
+
+def test_a_correction_that_is_the_residual_removes_it(planted):
+    batch, attention = batch_of(), planted.blocks[1].attention
+    (_, (first, _)) = trace(planted, batch.inputs)
+    attention.planted = first.residual - first.estimate
+    found = descent(planted, batch, 1)
+    torch.testing.assert_close(found["residual_cosine"], torch.ones(4, 16, dtype=torch.float64))
+    assert found["residual_falls"].all()
+    attention.planted = 2.1 * attention.planted  # beyond the other side
+    assert not descent(planted, batch, 1)["residual_falls"].any()
+
+
+@pytest.mark.parametrize("kind", ["residual", "twicing", "three rounds"])
+def test_the_change_is_that_of_the_loss_between_two_stops(kind):
+    model, batch = model_of(*KINDS[kind]), batch_of()
+    for m in range(1, len(trace(model, batch.inputs)[0])):
+        losses = []
+        for last in (m - 1, m):
+            with edited(model, {0: stopped(last)}):
+                losses.append(token_losses(model, batch).detach())
+        found = descent(model, batch, 0, round=m)
+        torch.testing.assert_close(found["change"], losses[1] - losses[0])
+        loss = lambda: model(*batch, reduction="sum")
+        u, seen = functional_gradient(model.blocks[0].attention, loss, round=m - 1)
+        step = seen.rounds[m].estimate - seen.rounds[m - 1].estimate
+        torch.testing.assert_close(found["first_order"], (u * step).sum(-1).detach())
+
+
+def test_the_twicing_control_of_a_twicing_layer_is_its_own_correction():
+    found = descent(model_of("twicing"), batch_of(), 1)
+    torch.testing.assert_close(found["twicing_cosine"][:, 1:], found["cosine"][:, 1:])  # at place 0 both are 0
+    torch.testing.assert_close(found["twicing_change"], found["change"])
+
+
+def test_controls_have_the_size_of_the_correction_and_come_from_the_seed():
+    model, batch = model_of(), batch_of()
+    once, again, other = (descent(model, batch, 0, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    for name in once:  # twicing has no correction at place 0
+        torch.testing.assert_close(once[name], again[name], equal_nan=name == "twicing_cosine")
+    assert not torch.equal(once["random_change"], other["random_change"])
+    down = once["gradient_first_order"]
+    assert (down <= once["first_order"] + 1e-12).all() and (down <= once["random_first_order"] + 1e-12).all()
+
+
+# ---------------------------------------------------------------- a hand-set induction head
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """The layer of chapter 9 in a language model: it writes what came next into the third block."""
+    V, T = 150, 32
+    layer = induction_layer(V, T)
+    shape = dict(max_length=T, d_model=layer.d_model, n_layers=1, n_heads=1, attention="boosted")
+    config = ModelConfig(vocab_size=V, **shape, norm="none", ffn="none", tie_embeddings=False, final_norm=False)
+    model = LanguageModel(config)
+    (block,) = model.blocks
+    block.attention = layer
+    code = encode(torch.arange(T)[None] % V, V, T)[0]
+    with torch.no_grad():
+        model.token_embedding.weight.copy_(torch.eye(V, layer.d_model))
+        model.position_embedding.weight.copy_(code[:T] * (torch.arange(layer.d_model) > V))
+        out = layer.out.weight[:V].clone()
+        layer.out.weight.zero_()
+        layer.out.weight[V + 3 : 2 * V + 3] = out
+        model.head.weight.zero_()
+        model.head.weight[:, V + 3 : 2 * V + 3] = 12 * torch.eye(V)
+    return model
+
+
+def test_a_hand_set_induction_head_has_score_one(by_hand):
+    """But where chance repeats a token, and at place 0, which is labelled with its own token, as none is before it."""
+    ((before, match),) = induction_scores(by_hand, length=16, sequences=40)
+    tokens = torch.randint(150, (40, 16), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    label = torch.cat([tokens[:, :1], tokens[:, :-1]], 1)
+    matches = (label[:, None] == tokens[..., None]).tril()[:, 16:].sum(-1)
+    assert match[0] == pytest.approx((1 / matches).mean().item(), abs=1e-3) and match[0] > 0.9
+    assert before[0] < 0.02
+    ((_, match),) = induction_scores(by_hand, length=2, sequences=200)
+    assert match[0] == pytest.approx(3 / 4, abs=0.02)
+
+
+def test_its_first_round_attends_to_the_token_before(by_hand):
+    ((first, second),) = trace(by_hand, batch_of(T=32, V=150).inputs)
+    assert head_scores(first.weights)["previous"][:, 1:].min() > 0.99
+    assert head_scores(second.weights)["previous"][:, 1:].mean() < 0.2
+
+
+@pytest.mark.parametrize("source", diagnostics.SOURCES)
+def test_the_path_through_its_keys_carries_everything(by_hand, source):
+    once = torch.stack([torch.randperm(150, generator=torch.Generator().manual_seed(s))[:16] for s in range(8)])
+    text = torch.cat([once, once, once[:, :1]], 1)
+    batch = Batch(text[:, :32], text[:, 1:].contiguous())
+
+    def loss(paths):
+        with torch.no_grad(), edited(by_hand, {0: patched(paths, source)}):
+            return token_losses(by_hand, batch)[:, 17:].mean().item()  # the second copy, but for its first
+
+    whole = loss(())
+    assert whole < 0.01
+    for untouched in (("queries",), ("values",), ("gates",), ("queries", "values", "gates")):
+        assert loss(untouched) == pytest.approx(whole, abs=1e-5)
+    assert loss(("keys",)) > 3
+    assert loss(("queries", "keys", "values")) == pytest.approx(loss(("keys",)), abs=1e-5)
+
+
+# ---------------------------------------------------------------- edits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_edits_that_change_nothing(kind):
+    model, batch = model_of(*KINDS[kind]), batch_of()
+    expected = model(batch.inputs)
+    layers = trace(model, batch.inputs)
+    edits = [stopped(-1), lambda layer, inputs: rounds_of(layer, inputs)[-1].estimate]
+    if kind in ("twicing", "shared", "multi-head"):
+        edits.append(with_gates([torch.ones(16)] * (len(layers[0]) - 1)))
+    if KINDS[kind][0] == "boosted":
+        edits.append(patched(()))
+    for edit in edits:
+        with edited(model, dict.fromkeys(range(2), edit)):
+            torch.testing.assert_close(model(batch.inputs), expected)
+    assert torch.equal(model(batch.inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reads"),
+    [("residual", "queries keys values gates"), ("input", "queries gates"), ("shared", "queries"),
+     ("queries of the input", "keys values gates")],
+)  # fmt: skip
+def test_a_path_is_there_where_the_layer_has_one(kind, reads):
+    model, batch = model_of(*KINDS[kind]), batch_of()
+    expected = model(batch.inputs)
+    for path in diagnostics.PATHS:
+        with edited(model, {0: patched((path,))}):
+            assert torch.allclose(model(batch.inputs), expected) == (path not in reads.split())
+
+
+def test_all_paths_hidden_is_a_round_that_read_another_window():
+    model, batch = model_of(), batch_of()
+    with edited(model, {0: patched(diagnostics.PATHS, "other")}):
+        once = model(batch.inputs)
+    mixed = batch.inputs.clone()
+    mixed[:2] = batch_of(seed=1).inputs[:2]  # the first half changes, the second keeps its tokens
+    with edited(model, {0: patched(diagnostics.PATHS, "other")}):
+        assert not torch.allclose(model(mixed)[2:], once[2:])
+    with edited(model, {0: patched(diagnostics.PATHS, "zero")}):
+        zero = model(batch.inputs)
+        torch.testing.assert_close(model(mixed)[2:], zero[2:])
+
+
+def test_without_a_round_and_with_constant_gates_by_hand():
+    model, batch = model_of(), batch_of()
+    (first, second), _ = trace(model, batch.inputs)
+    layer = model.blocks[0].attention
+    embedded = model.token_embedding(batch.inputs) + model.position_embedding.weight
+    gates = torch.rand(16, dtype=torch.float64)
+    for edit, F in (
+        (stopped(), first.estimate),
+        (without_round(1), first.estimate),
+        (without_round(0), second.gate * second.correction),
+        (with_gates([gates]), first.estimate + gates * second.correction),
+    ):
+        with edited(model, {0: edit}):
+            output = layer(model.blocks[0].attention_norm(embedded), causal=True)
+        torch.testing.assert_close(output, layer.out(F))
+
+
+def test_the_second_half_of_the_heads_is_a_correction_of_the_first():
+    model, batch = model_of("multi_head"), batch_of()
+    (first, second), _ = trace(model, batch.inputs)
+    assert not first.estimate[..., 8:].any() and not second.correction[..., :8].any()
+    torch.testing.assert_close(first.estimate + second.correction, second.estimate)
+    assert first.weights.shape == second.weights.shape == (4, 2, 16, 16)
+
+
+def test_an_edit_is_undone_whatever_happens():
+    model, batch = model_of(), batch_of()
+    expected = model(batch.inputs)
+
+    def fail(layer, inputs):
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), edited(model, {1: fail}):
+        model(batch.inputs)
+    assert torch.equal(model(batch.inputs), expected)
+
+
+# ---------------------------------------------------------------- weights, hulls, ranks, groups
+
+
+def test_scores_of_weights_that_are_known():
+    T = 20
+    uniform = causal_mask(T).double() / torch.arange(1, T + 1)[:, None]
+    scores = head_scores(uniform[None, None])
+    torch.testing.assert_close(scores["entropy"][0, :, 0], torch.arange(1, T + 1).double().log())
+    torch.testing.assert_close(scores["own"][0, :, 0], 1 / torch.arange(1, T + 1).double())
+    assert scores["previous"][0, 0, 0].isnan() and scores["received"][0, 4:, 0].isnan().all()
+    torch.testing.assert_close(scores["received"][0, :4, 0], torch.ones(4, dtype=torch.float64))
+    before = torch.eye(T).roll(1, 0).tril()
+    before[0, 0] = 1
+    scores = head_scores(before[None, None])
+    assert scores["previous"][0, 1:].eq(1).all() and not scores["entropy"].any()
+    assert not head_scores(torch.eye(T)[None, None])["previous"][0, 1:].any()
+
+
+def test_the_distance_of_two_attentions():
+    A = torch.eye(5)[None, None]
+    B = A.roll(1, -1)
+    assert not divergence(A, A).any()
+    torch.testing.assert_close(divergence(A, B), torch.ones(1, 5, 1))
+    half = divergence(A, (A + B) / 2)
+    by_hand = math.sqrt(1 - (0.75 * math.log2(3) - 0.5))  # of (1, 0) and (½, ½): H(¾, ¼) − ½
+    torch.testing.assert_close(half, torch.full((1, 5, 1), by_hand), rtol=1e-4, atol=1e-5)
+
+
+def test_a_starved_token_is_found_and_whether_round_1_attends_to_it():
+    T, means = 40, Means()
+    first = torch.eye(T)[:, :1].expand(T, T).mT.clone()  # all attend to token 0
+    first = torch.zeros(T, T)
+    first[:, 0] = 1
+    second = causal_mask(T).float() / torch.arange(1, T + 1)[:, None]
+    rounds = [diagnostics.Round(A[None, None]) for A in (first, second)]
+    diagnostics._add_weights(means, "", rounds)
+    assert means.mean("starved") == pytest.approx(23 / 24)  # of 24 places, all but the first
+    assert means.mean("received") == pytest.approx(1, abs=1e-5)
+    assert means.mean("round0.entropy") == 0 and means.mean("divergence") > 0.5
+
+
+def test_the_distance_to_a_hull():
+    square = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    points = torch.tensor([[0.5, 0.5], [0.9, 0.1], [2.0, 0.5], [2.0, 2.0], [-0.3, 0.2], [1.0, 1.0]])
+    found = hull_distance(points, square.expand(6, 5, 2))
+    torch.testing.assert_close(found, torch.tensor([0, 0, 1, 2**0.5, 0.3, 0]), atol=1e-4, rtol=1e-4)
+    rng = torch.Generator().manual_seed(0)
+    values = torch.randn(50, 30, 8, generator=rng)
+    inside = (torch.randn(50, 1, 30, generator=rng).softmax(-1) @ values)[:, 0]
+    assert hull_distance(inside, values).max() < 2e-3
+
+
+def test_effective_ranks():
+    assert effective_rank(torch.eye(7)) == pytest.approx(7)
+    assert effective_rank(torch.ones(7, 7)) == pytest.approx(1, abs=1e-5)
+    assert effective_rank(torch.diag(torch.tensor([1.0, 1, 0, 0]))) == pytest.approx(2)
+
+
+def test_groups_by_hand():
+    x = torch.tensor([[1, 2, 1, 2, 3, 3, 0]])
+    y = torch.tensor([[2, 1, 2, 3, 3, 0, 1]])
+    groups = token_groups(Batch(x, y), np.array([0, 9, 10, 5_000_000]))
+    novelty = {name: mask[0].nonzero().flatten().tolist() for name, mask in groups["novelty"].items()}
+    assert novelty == {"new": [0, 3, 5], "repeated": [1, 4, 6], "pair": [2]}
+    often = {name: mask[0].nonzero().flatten().tolist() for name, mask in groups["frequency"].items() if mask.any()}
+    assert often == {"0": [1, 5, 6], "10": [0, 2], "1,000,000": [3, 4]}
+    assert {k: m.sum().item() for k, m in groups["position"].items()} == {"0": 1, "1": 6}
+    for T in (1, 2, 63, 64, 65):
+        batch = batch_of(T=T)
+        for kind in token_groups(batch, np.arange(50)).values():
+            assert torch.stack([*kind.values()]).sum(0).eq(1).all()
+
+
+# ---------------------------------------------------------------- means
+
+
+def test_means_and_intervals_are_those_of_windows():
+    rng = torch.Generator().manual_seed(0)
+    values = torch.randn(60, 7, 2, generator=rng, dtype=torch.float64)
+    mask = torch.rand(60, 7, generator=rng) < 0.6
+    means = Means()
+    for part, of in zip(values.split(20), mask.split(20)):
+        means.add("x", part, of)
+    assert means.count("x")[0] == mask.sum()
+    m = (values * mask[..., None]).sum((0, 1)) / mask.sum()
+    torch.testing.assert_close(means.mean("x"), m)
+    off = ((values - m) * mask[..., None]).sum(1)
+    torch.testing.assert_close(means.half("x"), 1.96 * off.square().sum(0).sqrt() / mask.sum())
+    means.add("x", torch.full((1, 7, 2), math.nan))
+    torch.testing.assert_close(means.mean("x"), m)
+
+
+def test_tokens_of_one_window_are_not_independent():
+    apart, alike = Means(), Means()
+    rng = torch.Generator().manual_seed(0)
+    apart.add("x", torch.randn(400, 16, generator=rng))
+    alike.add("x", torch.randn(400, 1, generator=rng).expand(400, 16))
+    assert alike.half("x") / apart.half("x") == pytest.approx(4, rel=0.15)
+
+
+def test_windows_are_spread_and_none_comes_twice():
+    tokens = np.arange(1000)
+    starts = spread_windows(tokens, 10, 4)
+    every = sorted(np.concatenate(starts))
+    assert every == list(range(0, 960, 10)) and all(np.diff(one).min() >= 240 for one in starts)
+
+
+# ---------------------------------------------------------------- the whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_diagnosis_is_json_and_the_same_again(kind):
+    model = model_of(*KINDS[kind]).float().train()
+    tokens = np.random.RandomState(0).randint(50, size=700)
+    options = dict(batch_size=4, sample=64, progress=False)
+    found = diagnose(model, tokens, **options)
+    assert model.training and json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found == diagnose(model, tokens, **options)
+    assert found["tokens"] == 640 and found["sampled"] == 64
+    assert len(found["layers"]) == 2 and len(found["examples"]["helped"]) == 5
+    batch = Batch(*(torch.from_numpy(tokens[s : s + 640].reshape(-1, 16)) for s in (0, 1)))
+    loss = token_losses(model.eval(), batch).mean().item()
+    assert found["loss"][0] == pytest.approx(loss, rel=1e-4)
+    groups = found["where"]["novelty"].values()
+    assert sum(group["n"] for group in groups) == 640
+    mean = sum(group["n"] * group["gain"][0] for group in groups) / 640
+    assert mean == pytest.approx(found["whole"]["stopped"][0], abs=1e-4)
+
+
+def test_batches_do_not_change_the_means():
+    model, tokens = model_of().float(), np.random.RandomState(0).randint(50, size=641)
+    one, other = (diagnose(model, tokens, batch_size=B, sample=1, progress=False) for B in (4, 20))
+    assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    assert one["layers"][0]["rank"] == pytest.approx(other["layers"][0]["rank"], rel=1e-4)
+    assert one["layers"][0]["gate1"]["sd_tokens"] == pytest.approx(other["layers"][0]["gate1"]["sd_tokens"], rel=1e-4)
+
+
+def test_gates_that_are_constant_cost_nothing_to_replace():
+    model = model_of().float()
+    for block in model.blocks:
+        nn.init.zeros_(block.attention.corrections[0].gate.weight)
+    found = diagnose(model, np.random.RandomState(0).randint(50, size=641), batch_size=4, progress=False)
+    assert abs(found["whole"]["constant_gates"][0]) < 1e-5 < found["whole"]["stopped"][1]
+    gate = found["layers"][0]["gate1"]
+    assert gate["sd_tokens"] < 1e-3 < gate["sd_features"]
+
+
+# ---------------------------------------------------------------- bad input
+
+TOKENS = np.arange(200) % 50
+WEIGHTS = torch.eye(4)[None, None]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: diagnose(nn.Linear(1, 1), TOKENS), "model: got Linear.*want a LanguageModel"),
+        (lambda: diagnose(model_of(), TOKENS[:30], batch_size=2), "tokens: got 30 tokens; want at least 33"),
+        (lambda: diagnose(model_of(), TOKENS + 40, batch_size=2), "tokens: got a number that is no token; want ids"),
+        (lambda: diagnose(model_of(), TOKENS, batch_size=1), "batch_size: got 1; want an integer, 2 or more"),
+        (lambda: diagnose(model_of(), TOKENS, length=17), "length: got 17; want at most max_length = 16"),
+        (lambda: diagnose(model_of(), TOKENS, sample=0), "sample: got 0; want a positive number of tokens"),
+        (lambda: diagnose(model_of(), TOKENS, batch_size=2, counts=[1]), r"counts: got \[1\]; want shape \(50,\)"),
+        (lambda: diagnose(model_of(), TOKENS, decode="utf-8"), "decode: got 'utf-8'; want None or a function"),
+        (lambda: diagnose(model_of(), TOKENS, progress=1), "progress: got 1; want True or False"),
+        (lambda: patched(("query",)), "paths: got 'query'; want one of 'queries', 'keys'"),
+        (lambda: patched((), "noise"), "source: got 'noise'; want one of 'other', 'mean', 'zero'"),
+        (lambda: descent(model_of(), batch_of(), 0, round=0), "round: got 0; want a positive integer"),
+        (lambda: descent(model_of(), batch_of(), 0, round=2), "round: got 2; want from 1 to 1"),
+        (lambda: descent(model_of(), batch_of(), 2), "edits: got the layer 2; want layers from 0 to 1"),
+        (lambda: head_scores(WEIGHTS[..., :3]), "weights: got 4 queries and 3 keys; want as many of both"),
+        (lambda: head_scores(WEIGHTS[0]), r"weights: got shape \(1, 4, 4\); want \(B, H, T, S\)"),
+        (lambda: divergence(WEIGHTS, WEIGHTS[..., :3]), r"second: got shape \(1, 1, 4, 3\); want \(1, 1, 4, 4\)"),
+        (lambda: hull_distance(torch.ones(2, 3), torch.ones(2, 4, 2)), "values: got shape .*K = 3"),
+        (lambda: hull_distance(torch.ones(2, 3), torch.ones(2, 0, 3)), "values: got shape .*S ≥ 1"),
+        (lambda: effective_rank(torch.ones(3)), r"covariance: got shape \(3,\)"),
+        (lambda: induction_scores(model_of(), length=9), "tokens: got 18 of them; want at most max_length = 16"),
+        (lambda: induction_scores(model_of(), sequences=0), "sequences: got 0; want a positive integer"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+def test_layers_that_cannot_be_diagnosed_are_refused():
+    with pytest.raises(ValueError, match="layer: got one round of one head; want two heads or more"):
+        trace(model_of("multi_head", n_heads=1), batch_of().inputs)
+    with pytest.raises(ValueError, match="model: got TwicingAttention; want a model of GradientBoostedAttention"):
+        with edited(model_of("twicing"), {0: patched(("keys",))}) as _, torch.no_grad():
+            model = model_of("twicing")
+            with edited(model, {0: patched(("keys",))}):
+                model(batch_of().inputs)
+    model = model_of()
+    with pytest.raises(ValueError, match="edits: got a layer that is edited; want one edit of a layer at a time"):
+        with edited(model, {0: stopped()}), edited(model, {0: stopped()}):
+            pass
