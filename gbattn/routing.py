@@ -133,16 +133,12 @@ def routing(
     """
     check(layer=(layer, _EXPLAINS), loss=(loss, _FUNCTION))
     random = layer.training and getattr(layer, "dropout", 0) > 0
-    require(
-        not random, "layer", "dropout while training", "none: call .eval() first"
-    )
+    require(not random, "layer", "dropout while training", "none: call .eval() first")
     rounds, passes, attend_heads = [], [], layer.attend_heads
 
     def note(inputs, q, k, v):
         _, A = attend_heads(inputs._replace(rounds=[]), q, k, v)  # (B, H, T, S)
-        K = (
-            layer.head_dim
-        )  # linear attention appends a column of ones to its values
+        K = layer.head_dim  # linear attention appends a column of ones to its values
         v = v[..., :K].repeat_interleave(q.shape[1] // v.shape[1], dim=1)
         rows = A.sum(-1, keepdim=True)
         with torch.no_grad():
@@ -150,8 +146,7 @@ def routing(
         want = "attention weights whose rows sum to one"
         require(normal, "layer", "weights that are not normalised", want)
         score, value = (
-            torch.zeros_like(z, requires_grad=True)
-            for z in (A.detach(), v.detach())
+            torch.zeros_like(z, requires_grad=True) for z in (A.detach(), v.detach())
         )
         moved = A * score.exp()  # softmax(log A + score)
         alpha = moved * rows / moved.sum(-1, keepdim=True).masked_fill(rows == 0, 1)
@@ -168,28 +163,16 @@ def routing(
     finally:
         del layer.attend_heads
         count.remove()
-    require(
-        len(passes) == 1,
-        "loss",
-        f"{len(passes)} runs of the layer",
-        "one run of it",
-    )
+    require(len(passes) == 1, "loss", f"{len(passes)} runs of the layer", "one run of it")
     one = isinstance(number, torch.Tensor) and number.numel() == 1
     one = one and number.requires_grad
-    require(
-        one,
-        "loss",
-        "no number with a graph",
-        "one number that depends on the layer",
-    )
+    require(one, "loss", "no number with a graph", "one number that depends on the layer")
     inner = [x for *_, g, score, value in rounds for x in (g, score, value)]
     found = torch.autograd.grad(number, inner, allow_unused=True)
     want = "a number that depends on the layer"
     require(None not in found, "loss", "one that does not depend on it", want)
     return [
-        RoutingRound(
-            A.detach(), v.detach(), split_heads(u, layer.n_heads), *gradients
-        )
+        RoutingRound(A.detach(), v.detach(), split_heads(u, layer.n_heads), *gradients)
         for (A, v, *_), u, *gradients in zip(
             rounds, found[::3], found[1::3], found[2::3], strict=True
         )
