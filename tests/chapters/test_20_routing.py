@@ -143,6 +143,10 @@ def test_prop_score_step(p):
     return score_step(p)
 
 
+def rounds_of(layer, x, target):
+    return routing(layer, lambda: (layer(x) - target).square().sum())
+
+
 def two_signs(seed, output=True, s=-1.0):
     """b of both rounds, in a layer that reads x − F and in its image that reads x − sF."""
     torch.manual_seed(seed)
@@ -166,7 +170,7 @@ def two_signs(seed, output=True, s=-1.0):
             if output:
                 minus.out.weight.div_(s)
         x, target = torch.randn(2, 2, 5, 8)
-        both = [routing(one, lambda one=one: (one(x) - target).square().sum()) for one in (plus, minus)]
+        both = [rounds_of(one, x, target) for one in (plus, minus)]
         sides.append([torch.cat([torch.stack([m.b, m.score_gradient]).flatten() for m in rounds]) for rounds in both])
     return (torch.cat(side) for side in zip(*sides))
 
