@@ -96,7 +96,8 @@ class RoutingRound(NamedTuple):
         −Σ_k α_kj u_i · u_k (B, H, T, S)."""
         return -self.u @ self.predicted_value_gradient.mT
 
-# %% ../nbs/20_routing.ipynb #78225c4d
+# %% ../nbs/20_routing.ipynb #fa948327
+#| code-fold: true
 _EXPLAINS: Rule = (
     lambda x: isinstance(x, nn.Module) and hasattr(x, "attend_heads"),
     "an attention layer with attend_heads",
@@ -104,6 +105,34 @@ _EXPLAINS: Rule = (
 _FUNCTION: Rule = callable, "a function without arguments"
 
 
+def _check_rows(A: torch.Tensor) -> None:
+    """Require rows of attention weights that sum to one, or to zero."""
+    rows = A.detach().sum(-1)
+    normal = bool(((rows - 1).abs().minimum(rows.abs()) < 1e-2).all())
+    want = "attention weights whose rows sum to one"
+    require(normal, "layer", "weights that are not normalised", want)
+
+
+def _check_loss(number: object, passes: int) -> None:
+    """Require one number with a graph, of a model that ran the layer once."""
+    got, want = f"{passes} runs of the layer", "one run of it"
+    require(passes == 1, "loss", got, want)
+    one = isinstance(number, torch.Tensor) and number.numel() == 1
+    want = "one number that depends on the layer"
+    require(one and number.requires_grad, "loss", "no number with a graph", want)
+
+
+def _with_zeros(A: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A v with its heads merged, and the zeros that were added to scores and values."""
+    score, value = (
+        torch.zeros_like(z.detach(), requires_grad=True) for z in (A, v)
+    )
+    rows = A.sum(-1, keepdim=True)
+    moved = A * score.exp()  # softmax(log A + score), once divided by its sum
+    alpha = moved * rows / moved.sum(-1, keepdim=True).masked_fill(rows == 0, 1)
+    return merge_heads(alpha @ (v + value).to(A.dtype)), score, value
+
+# %% ../nbs/20_routing.ipynb #78225c4d
 def routing(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor]
 ) -> list[RoutingRound]:
@@ -132,67 +161,37 @@ def routing(
     chapter 20.
     """
     check(layer=(layer, _EXPLAINS), loss=(loss, _FUNCTION))
-    random = layer.training and getattr(layer, "dropout", 0) > 0
+    random = layer.training and layer.dropout > 0
     require(
         not random, "layer", "dropout while training", "none: call .eval() first"
     )
     rounds, passes, attend_heads = [], [], layer.attend_heads
 
-    def note(inputs, q, k, v):
+    def attend_with_zeros(inputs, q, k, v):
         _, A = attend_heads(inputs._replace(rounds=[]), q, k, v)  # (B, H, T, S)
-        K = (
-            layer.head_dim
-        )  # linear attention appends a column of ones to its values
-        v = v[..., :K].repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-        rows = A.sum(-1, keepdim=True)
-        with torch.no_grad():
-            normal = bool(((rows - 1).abs().minimum(rows.abs()) < 1e-2).all())
-        want = "attention weights whose rows sum to one"
-        require(normal, "layer", "weights that are not normalised", want)
-        score, value = (
-            torch.zeros_like(z, requires_grad=True)
-            for z in (A.detach(), v.detach())
-        )
-        moved = A * score.exp()  # softmax(log A + score)
-        alpha = moved * rows / moved.sum(-1, keepdim=True).masked_fill(rows == 0, 1)
-        g = merge_heads(alpha @ (v + value).to(alpha.dtype))  # (B, T, D)
-        g = g if g.requires_grad else g.requires_grad_()
-        rounds.append((A, v, g, score, value))
-        return g, A
+        _check_rows(A)
+        v = v[..., : layer.head_dim]  # linear attention appends a column of ones
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, K)
+        rounds.append((A.detach(), v.detach(), *_with_zeros(A, v)))
+        return rounds[-1][2], A
 
-    count = layer.register_forward_pre_hook(lambda *_: passes.append(1))
-    layer.attend_heads = note
+    counter = layer.register_forward_pre_hook(lambda *_: passes.append(1))
+    layer.attend_heads = attend_with_zeros
     try:
         with torch.enable_grad():
             number = loss()
     finally:
         del layer.attend_heads
-        count.remove()
-    require(
-        len(passes) == 1,
-        "loss",
-        f"{len(passes)} runs of the layer",
-        "one run of it",
-    )
-    one = isinstance(number, torch.Tensor) and number.numel() == 1
-    one = one and number.requires_grad
-    require(
-        one,
-        "loss",
-        "no number with a graph",
-        "one number that depends on the layer",
-    )
-    inner = [x for *_, g, score, value in rounds for x in (g, score, value)]
+        counter.remove()
+    _check_loss(number, len(passes))
+    inner = [x for one in rounds for x in one[2:]]
     found = torch.autograd.grad(number, inner, allow_unused=True)
     want = "a number that depends on the layer"
     require(None not in found, "loss", "one that does not depend on it", want)
+    by_round = zip(rounds, found[::3], found[1::3], found[2::3], strict=True)
     return [
-        RoutingRound(
-            A.detach(), v.detach(), split_heads(u, layer.n_heads), *gradients
-        )
-        for (A, v, *_), u, *gradients in zip(
-            rounds, found[::3], found[1::3], found[2::3], strict=True
-        )
+        RoutingRound(A, v, split_heads(u, layer.n_heads), by_score, by_value)
+        for (A, v, *_), u, by_score, by_value in by_round
     ]
 
 # %% ../nbs/20_routing.ipynb #3978571a
