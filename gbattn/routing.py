@@ -69,14 +69,14 @@ class RoutingRound(NamedTuple):
 
     @property
     def b(self) -> torch.Tensor:
-        """b_ij = u_i · v_j (B, H, T, S): how fast the loss rises with the weight of
-        key j, before the weights are normalised."""
+        """How fast the loss rises with the weight of key j, before the weights are
+        normalised, b_ij = u_i · v_j (B, H, T, S)."""
         return self.u @ self.values.mT
 
     @property
     def advantage(self) -> torch.Tensor:
-        """E_α[b_i] − b_ij (B, H, T, S): a gradient step by η on the scores adds
-        η α times it."""
+        """What a gradient step by η on the scores adds, divided by η α, which is
+        E_α[b_i] − b_ij (B, H, T, S)."""
         b = self.b
         return (self.weights * b).sum(-1, keepdim=True) - b
 
