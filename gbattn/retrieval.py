@@ -223,6 +223,7 @@ def induction_layer(
     return layer
 
 # %% ../nbs/09_retrieval.ipynb #5d2e8b31
+#| code-fold: true
 def recall_batch(
     batch: int,
     pairs: int,

@@ -52,6 +52,7 @@ def routing_law(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return weights * (b - (weights * b).sum(-1, keepdim=True))
 
 # %% ../nbs/20_routing.ipynb #c10671ca
+#| code-fold: true
 class RoutingRound(NamedTuple):
     """What a loss wants of one round of a layer: the terms of the routing law, and
     the two gradients that it predicts, by automatic differentiation.
@@ -133,6 +134,7 @@ def _with_zeros(A: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return merge_heads(alpha @ (v + value).to(A.dtype)), score, value
 
 # %% ../nbs/20_routing.ipynb #78225c4d
+#| code-fold: true
 def routing(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor]
 ) -> list[RoutingRound]:
