@@ -1,11 +1,14 @@
 """How a notebook becomes a page: the directives one by one, then a small book built by Sphinx."""
 
+import io
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -13,6 +16,7 @@ import pages
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 import nbdev_pages
+import offline
 
 EXTENSIONS = Path(nbdev_pages.__file__).parent
 
@@ -232,3 +236,20 @@ def test_a_box_without_a_name_fails_the_build(small_book):
         assert "the box 'Paper versus code: x' has no ':name: pvc-…'" in build(small_book, "-W", "--keep-going")
     finally:
         path.unlink()
+
+
+def test_a_drawing_gets_slim_and_keeps_its_outlines():
+    figure, ax = plt.subplots()
+    ax.plot(range(9), [1 / (k + 3) for k in range(9)], "o-")
+    written = io.StringIO()
+    figure.savefig(written, format="svg")
+    plt.close(figure)
+    drawings = written.getvalue(), offline.slim(written.getvalue())
+    assert len(drawings[1]) < 0.9 * len(drawings[0])
+    outlines = [
+        [path.get("d").split() for path in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}path")]
+        for text in drawings
+    ]
+    for before, after in zip(*outlines, strict=True):
+        for word, short in zip(before, after, strict=True):
+            assert word == short or abs(float(word) - float(short)) < 0.01
