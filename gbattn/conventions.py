@@ -8,8 +8,9 @@ __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 
            'CHAPTERS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of',
            'optional', 'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries',
            'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask',
-           'check_tensors', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder',
-           'experiment_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
+           'check_tensors', 'with_progress', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style',
+           'results_folder', 'experiment_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote',
+           'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -20,7 +21,7 @@ import random
 import reprlib
 import textwrap
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date
@@ -440,6 +441,18 @@ def check_tensors(
             got = f"{len(bad)} NaN or infinite entries, the first at {tuple(bad[:1].flatten().tolist())}"
             require(len(bad) == 0, name, got, "finite entries")
     return sizes
+
+
+def with_progress(steps: Iterable, progress: bool, what: str) -> Iterable:
+    """The steps, with a progress bar named after what they are, where tqdm is
+    installed."""
+    if not progress:
+        return steps
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return steps
+    return tqdm(steps, desc=what)
 
 
 def read_json(path: Path, want: str) -> object:

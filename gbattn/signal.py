@@ -37,6 +37,7 @@ from gbattn.conventions import (
     number,
     one_of,
     require,
+    with_progress,
 )
 
 # %% ../nbs/12_signal.ipynb #0d808e58
@@ -680,17 +681,6 @@ def _check_derivative(derivative: torch.Tensor | None, l: int) -> torch.Tensor:
     return derivative
 
 
-def _bar(steps, progress: bool):
-    """The steps, with a progress bar where tqdm is installed."""
-    if not progress:
-        return steps
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return steps
-    return tqdm(steps, desc="blocks")
-
-
 def _size_and_overlap(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean over the batch of |x_a|²/d and of x_a·x_b/d, for x (…, T, D)."""
     # The square of a small gradient underflows in single precision.
@@ -797,7 +787,7 @@ def _backward(blocks, x, probes, causal, progress) -> Measurement:
     sizes = [_size_and_overlap(h) for h in states]
     states.pop()
     norms = [_probed(probes, len(blocks))]
-    for l in _bar(range(len(blocks) - 1, -1, -1), progress):
+    for l in with_progress(range(len(blocks) - 1, -1, -1), progress, "blocks"):
         with torch.enable_grad():
             h = states.pop().requires_grad_()
             after = _step(h, blocks[l], l, causal)
@@ -825,7 +815,7 @@ def _forward(blocks, x, probes, causal, progress) -> Measurement:
     # path that it has deprecated.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
-        for l in _bar(range(len(blocks)), progress):
+        for l in with_progress(range(len(blocks)), progress, "blocks"):
             with forward_ad.dual_level():
                 both = forward_ad.make_dual(h, change)
                 after = _step(both, blocks[l], l, causal)

@@ -34,6 +34,10 @@ def gains_from_scores(scores: torch.Tensor) -> torch.Tensor:
     return (scores - scores.logcumsumexp(-1)).exp()
 
 
+def _range(x: torch.Tensor) -> str:
+    return f"{x.min():g} to {x.max():g}" if x.numel() else "none"
+
+
 def scores_from_gains(gains: torch.Tensor) -> torch.Tensor:
     """Return the scores whose softmax attention has these gains; the first is 0.
 
@@ -54,7 +58,8 @@ def scores_from_gains(gains: torch.Tensor) -> torch.Tensor:
     check_tensor("gains", gains, "… S", dtype=FLOATING, positive="S")
     later = gains[..., 1:]
     fits = bool((gains[..., 0] == 1).all() and ((later > 0) & (later < 1)).all())
-    require(fits, "gains", "others", "1 first, then numbers between 0 and 1")
+    got = f"{gains[..., 0].min():g} first, then {_range(later)}"
+    require(fits, "gains", got, "1 first, then numbers between 0 and 1")
     forgotten = torch.zeros_like(gains)
     forgotten[..., 1:] = torch.log1p(-later).cumsum(-1)
     return gains.log() - forgotten
@@ -117,7 +122,8 @@ def urn(
     check_tensor("gains", gains, "S", dtype=FLOATING, positive="S")
     check(runs=(runs, COUNT))
     require(0 <= start <= 1, "start", start, "a probability")
-    require(bool(((gains >= 0) & (gains <= 1)).all()), "gains", "others", "[0, 1]")
+    fits = bool(((gains >= 0) & (gains <= 1)).all())
+    require(fits, "gains", _range(gains), "numbers from 0 to 1")
     o, path = gains.new_full((runs,), start), []
     for a in gains:
         drawn = torch.rand(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from signs import with_sign
 from torch import nn
 
 from claims import claim
@@ -83,18 +84,7 @@ def rescaled(p, s, gates=True):
     outputs = []
     for kv_from, gate, shift in itertools.product(SOURCES, GATES, (False, True)):
         layer = p.layer(rounds=p.rounds, kv_from=kv_from, gate=gate, shift=shift)
-        other = copy.deepcopy(layer)
-        for correction in layer.corrections:
-            correction.residual = lambda x, F: x - s * F
-        with torch.no_grad():
-            for each in (other, *other.corrections):
-                if each.value is not None:
-                    each.value.weight.mul_(s)
-                    each.value.bias.mul_(s)
-            for correction in other.corrections:
-                if gates and correction.gate is not None:
-                    correction.gate.weight.div_(s)
-            other.out.weight.div_(s)
+        layer, other = with_sign(layer, s, gates=gates)
         outputs.append((layer(p.x, causal=True), other(p.x, causal=True)))
     return (torch.cat(side) for side in zip(*outputs))
 

@@ -345,6 +345,9 @@ def test_effective_ranks():
     assert effective_rank(torch.eye(7)) == pytest.approx(7)
     assert effective_rank(torch.ones(7, 7)) == pytest.approx(1, abs=1e-5)
     assert effective_rank(torch.diag(torch.tensor([1.0, 1, 0, 0]))) == pytest.approx(2)
+    assert effective_rank(torch.cat([torch.eye(4), -torch.eye(4)])) == pytest.approx(4)
+    assert effective_rank(torch.outer(torch.linspace(-1, 1, 9), torch.tensor([1.0, -2.0, 3.0]))) == pytest.approx(1)
+    assert effective_rank(torch.zeros(5, 3)) == 0
 
 
 def test_groups_by_hand():
@@ -464,7 +467,7 @@ WEIGHTS = torch.eye(4)[None, None]
         (lambda: divergence(WEIGHTS, WEIGHTS[..., :3]), r"second: got shape \(1, 1, 4, 3\); want \(1, 1, 4, 4\)"),
         (lambda: hull_distance(torch.ones(2, 3), torch.ones(2, 4, 2)), "values: got shape .*K = 3"),
         (lambda: hull_distance(torch.ones(2, 3), torch.ones(2, 0, 3)), "values: got shape .*S ≥ 1"),
-        (lambda: effective_rank(torch.ones(3)), r"covariance: got shape \(3,\)"),
+        (lambda: effective_rank(torch.ones(3)), r"matrix: got shape \(3,\)"),
         (lambda: induction_scores(model_of(), length=9), "tokens: got 18 of them; want at most max_length = 16"),
         (lambda: induction_scores(model_of(), sequences=0), "sequences: got 0; want a positive integer"),
     ],

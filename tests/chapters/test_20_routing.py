@@ -1,6 +1,5 @@
 """Chapter 20: the routing law with its mutants, on every layer of the book; the chains and their exact posteriors."""
 
-import copy
 import itertools
 import math
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from signs import with_sign
 
 from claims import claim
 from gbattn.attention import MultiHeadAttention, attention_weights, make_attention, split_heads
@@ -15,7 +15,6 @@ from gbattn.boosted import GradientBoostedAttention
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.routing import (
     RoutingRound,
-    effective_rank,
     forward_algorithm,
     routing,
     routing_law,
@@ -156,19 +155,7 @@ def two_signs(seed, output=True, s=-1.0):
         with torch.no_grad():
             for weight in plus.parameters():
                 weight.normal_(std=0.5)
-        minus = copy.deepcopy(plus)
-        for correction in plus.corrections:
-            correction.residual = lambda x, F: x - s * F
-        with torch.no_grad():
-            for each in (minus, *minus.corrections):
-                if each.value is not None:
-                    each.value.weight.mul_(s)
-                    each.value.bias.mul_(s)
-            for correction in minus.corrections:
-                if correction.gate is not None:
-                    correction.gate.weight.div_(s)
-            if output:
-                minus.out.weight.div_(s)
+        plus, minus = with_sign(plus, s, output=output)
         x, target = torch.randn(2, 2, 5, 8)
         both = [rounds_of(one, x, target) for one in (plus, minus)]
         sides.append([torch.cat([torch.stack([m.b, m.score_gradient]).flatten() for m in rounds]) for rounds in both])
@@ -359,15 +346,6 @@ def test_the_forward_algorithm_is_enumeration():
         torch.testing.assert_close(found[B, t], expected / expected.sum(), rtol=1e-10, atol=1e-12)
 
 
-def test_the_effective_rank_of_known_clouds():
-    assert effective_rank(torch.ones(5, 3)) == 0
-    line = torch.linspace(0, 1, 9)[:, None] * torch.tensor([1.0, -2.0, 3.0]) + 7
-    assert abs(effective_rank(line) - 1) < 1e-9
-    cross = torch.cat([torch.eye(4), -torch.eye(4)])
-    assert abs(effective_rank(cross) - 4) < 1e-12
-    assert abs(effective_rank(5 * cross.float()) - 4) < 1e-6
-
-
 # ---------------------------------------------------------------- bad input
 
 LAYER, X = MultiHeadAttention(4, 2), np.zeros(())
@@ -417,8 +395,6 @@ def another_layer():
         (lambda: forward_algorithm(ONES[0], ONES, ONES), r"likelihood: got shape \(2, 3\)"),
         (lambda: forward_algorithm(ONES[0], ONES, ONES[None]), r"transition: got shape \(2, 3\)"),
         (lambda: forward_algorithm(ONES[0, :2], ONES, ONES[None]), r"start: got shape \(2,\)"),
-        (lambda: effective_rank(ONES[0]), r"X: got shape \(3,\)"),
-        (lambda: effective_rank(ONES[:0]), "X: got shape"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(call, sentence):

@@ -129,12 +129,12 @@ def test_an_urn_repeats_with_its_seed_and_its_moments_are_those_of_the_theorem()
     [
         (lambda: gains_from_scores(torch.ones(0)), "scores: got shape"),
         (lambda: noise_left(torch.ones(3).long()), "scores: got dtype torch.int64"),
-        (lambda: scores_from_gains(torch.tensor([0.5, 0.5])), "gains: got others; want 1 first"),
-        (lambda: scores_from_gains(torch.tensor([1.0, 1.0])), "gains: got others; want 1 first"),
+        (lambda: scores_from_gains(torch.tensor([0.5, 0.5])), "gains: got 0.5 first, then 0.5 to 0.5; want 1 first"),
+        (lambda: scores_from_gains(torch.tensor([1.0, 1.0])), "gains: got 1 first, then 1 to 1; want 1 first"),
         (lambda: urn(torch.ones(2, 2), 3), "gains: got shape"),
         (lambda: urn(torch.ones(2), 0), "runs: got 0; want a positive integer"),
         (lambda: urn(torch.ones(2), 3, 1.5), "start: got 1.5; want a probability"),
-        (lambda: urn(2 * torch.ones(2), 3), "gains: got others; want"),
+        (lambda: urn(2 * torch.ones(2), 3), "gains: got 2 to 2; want numbers from 0 to 1"),
     ],
 )
 def test_errors_name_what_is_wrong(call, sentence):
