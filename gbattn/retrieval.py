@@ -283,7 +283,7 @@ def train_together(
     decay: bool = False,
 ) -> Iterator[int]:
     """Train models of one architecture side by side with Adam, each on its own
-    batches: exactly as if each were trained alone.
+    batches, as if each were trained alone.
 
     Parameters
     ----------
