@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from gbattn.conventions import (
     quote,
     require,
     seed_everything,
+    with_progress,
 )
 
 values_and_start = st.tuples(
@@ -452,3 +454,11 @@ def test_a_tensor_that_obeys_its_rule_passes():
 def test_a_divisor_is_a_positive_integer_that_divides():
     holds, want = divisor_of("D", 8)
     assert [n for n in (-2, 0, 1, 2, 2.0, True, 3, 8, 16) if holds(n)] == [1, 2, 8] and want() == "a divisor of D = 8"
+
+
+def test_a_progress_bar_shows_the_steps_and_is_not_needed(monkeypatch, capsys):
+    steps = [3, 1, 2]
+    assert with_progress(steps, False, "blocks") is steps
+    assert list(with_progress(steps, True, "blocks")) == steps and "blocks" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert with_progress(steps, True, "blocks") is steps
