@@ -1239,7 +1239,7 @@ def test_diagnose_a_folder(trained, tmp_path, call, result):
     assert text.count("<svg") == 3 and str(trained) in text
     assert not re.search(r"""(?:src|href)=["']?http""", text)  # nothing outside of it
     code, out, err = call(*words, "--untrained", "--split", "valid", "--tokens", 400)
-    assert code == 0 and re.search(r"^0 +[+-]0\.\d{3} +[+-]\d\.\d{4}$", out, re.M) and "diagnosis" in err
+    assert code == 0 and re.search(r"^0 +[+-]0\.\d{3} +[+-]\d\.\d{4}$", out, re.M) and "as it is" in err
     record = json.loads(page.with_suffix(".json").read_text())
     assert record["settings"]["untrained"] and record["measured"]["tokens"] <= 400
 
