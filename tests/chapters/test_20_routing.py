@@ -124,6 +124,29 @@ def test_thm_aggregate(p):
     return aggregate(p)
 
 
+def advantage_change(p, centred=True):
+    """Measured after a step on the values, against the proposition: the change, its row means, what the library has,
+    and a query on its own."""
+    eta, alpha, u = 0.3, p.alpha, p.u
+    below = lambda v: (alpha * (u @ v.T)).sum(1, keepdim=True) - u @ v.T
+    change = below(p.v - eta * alpha.T @ u) - below(p.v)
+    together, products = alpha @ alpha.T, u @ u.T  # collisions of two rows; <u_i, u_m>
+    terms = products @ alpha - (products * together).sum(1, keepdim=True) * centred
+    lone = RoutingRound(alpha[:1], p.v, u[:1], None, None)  # the first query alone: only its own term
+    mass = alpha[:1].square().sum() * centred
+    own = u[:1].square().sum() * (alpha[:1] - mass)
+    in_code = RoutingRound(alpha, p.v, u, None, None).advantage_change
+    left = [change, (alpha * change).sum(1), eta * in_code, lone.advantage_change]
+    right = [eta * terms, torch.zeros(len(alpha)), eta * terms, own]
+    return (torch.cat([x.flatten() for x in side]) for side in (left, right))
+
+
+@claim(problems, tolerance=1e-10, mutant=lambda p: advantage_change(p, centred=False))
+def test_prop_advantage_change(p):
+    """The advantage after a step on the values; its row means stay; the own term. Mutant: no collision mass."""
+    return advantage_change(p)
+
+
 def score_step(p, power=2):
     """The change of the averages and of the loss by a small step on the scores, against the proposition."""
     eta = 1e-6
@@ -207,10 +230,26 @@ def test_three_tokens_by_hand():
     assert one.predicted_value_gradient.T.tolist() == [[-0.5, -0.25, -0.25]]
 
 
-def test_the_stored_pair_whose_b_rises():
-    one = RoutingRound(torch.full((2, 2), 0.5), torch.zeros(2, 1), torch.tensor([[1.0], [-3.0]]), None, None)
-    assert one.b_change.tolist() == [[1, 1], [-3, -3]]
-    assert (one.weights * one.b_change).sum() == -2 == -one.predicted_value_gradient.square().sum()
+def test_the_stored_pair_whose_b_rises_and_whose_advantage_falls():
+    alpha, u = torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([[1.0], [-3.0]])
+    two = RoutingRound(alpha, torch.zeros(2, 1), u, None, None)
+    assert two.b_change.tolist() == [[1.5, 0.5], [-4.5, -1.5]]
+    assert (two.weights * two.b_change).sum() == -2.5 == -two.predicted_value_gradient.square().sum()
+    assert two.advantage_change.tolist() == [[-0.25, 0.75], [0.75, -2.25]]
+
+
+def test_a_query_helps_the_keys_above_its_collision_mass_useful_or_not():
+    alpha, v, u = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([[-1.0]])
+    one = RoutingRound(alpha, v, u, None, None)
+    assert one.advantage_change.tolist() == [[0.125, -0.125, -0.125]]  # against the advantages -1.5, 0.5, 2.5
+    equal = RoutingRound(torch.full((1, 4), 0.25), torch.randn(4, 1), u, None, None)
+    assert not equal.advantage_change.any()
+
+
+def test_hard_attention_leaves_nothing_to_route():
+    hard = torch.eye(4)[[0, 0, 2, 3]]
+    one = RoutingRound(hard, torch.randn(4, 3), torch.randn(4, 3), None, None)
+    assert not one.predicted_score_gradient.any() and one.predicted_value_gradient.abs().max() > 0.1
 
 
 def test_scores_rise_exactly_where_b_is_below_its_mean():
