@@ -419,7 +419,7 @@ def optimal_path(ecology: TaskEcology) -> list[Stage]:
         path.append(best._replace(beta=price(best)))
     return path
 
-# %% ../nbs/26_ecologies.ipynb #22a5d583
+# %% ../nbs/26_ecologies.ipynb #2b205f9b
 #| code-fold: true
 def mix(first: TaskEcology, second: TaskEcology, share: float) -> TaskEcology:
     """Return the ecology that draws its context from the second with a probability.
