@@ -51,7 +51,7 @@ def test_prop_gains_scores(p):
 
 
 def noise_and_bounds(p, bound):
-    """The recursion of p_n, its bounds for scores of ±b, and its limit for rising ones."""
+    """The recursion of p_n, its bounds for scores of ±b, and its limits for rising ones."""
     b, c = 0.2 + 1.5 * p.gains[0].item(), 0.05 + p.gains[1].item()
     share = 1 / (1 + math.exp(2 * b))  # of loud tokens, where the bound is reached
     n = 400
@@ -67,14 +67,17 @@ def noise_and_bounds(p, bound):
     limit = noise_left(c * torch.arange(3000, dtype=F64))[-1]
     equal_left = torch.cat([noise_left(p.scores), A.square().sum()[None], limit[None]])
     equal_right = torch.cat([recursion, recursion[-1:], torch.tensor([math.tanh(c / 2)], dtype=F64)])
-    left = torch.cat([equal_left, -equal_left, weights.square().sum()[None] * n, torch.ones(1, dtype=F64)])
+    gamma = 3 * p.gains[2].item()
+    many = noise_left(gamma * torch.arange(1, 10_001, dtype=F64).log())[-1] * 10_000
+    off = (many - (gamma + 1) ** 2 / (2 * gamma + 1)).abs()
+    left = torch.cat([equal_left, -equal_left, weights.square().sum()[None] * n, torch.ones(1, dtype=F64), off[None]])
     upper, lower = torch.tensor([bound(b)], dtype=F64), weights.square().sum()[None] * n
-    return left, torch.cat([equal_right, -equal_right, upper, lower])
+    return left, torch.cat([equal_right, -equal_right, upper, lower, torch.tensor([0.01], dtype=F64)])
 
 
 @claim(streams, tolerance=1e-9, relation="<=", mutant=lambda p: noise_and_bounds(p, math.cosh))
 def test_thm_noise_left(p):
-    """Noise obeys its recursion, is at most cosh²(b)/n, and tends to tanh(c/2). Mutant: cosh(b)/n."""
+    """Noise obeys its recursion, is at most cosh²(b)/n, and has the limits of rising scores. Mutant: cosh(b)/n."""
     return noise_and_bounds(p, lambda b: math.cosh(b) ** 2)
 
 
@@ -122,6 +125,25 @@ def test_an_urn_repeats_with_its_seed_and_its_moments_are_those_of_the_theorem()
     variance = 0.21 * (1 - (1 - gains**2).prod())
     assert abs(last.mean() - 0.3) < 5 * (variance / 20_000).sqrt()
     assert abs(last.var() / variance - 1) < 0.05
+
+
+def strays_from_the_mean(first, runs=200):
+    """Largest distance until t = 3 of the delta rule with steps n^-0.8, from step `first` on, from (1 − e^-t)θ."""
+    rng = torch.Generator().manual_seed(0)
+    theta, w = torch.randn(runs, 2, generator=rng, dtype=F64), torch.zeros(runs, 2, dtype=F64)
+    far, t, n = torch.zeros(runs, dtype=F64), 0.0, first
+    while t < 3:
+        x, noise = torch.randn(2, runs, 2, generator=rng, dtype=F64)
+        y = (x * theta).sum(1) + 0.5 * noise[:, 0]
+        w = w + n**-0.8 * x * (y - (x * w).sum(1))[:, None]
+        t, n = t + n**-0.8, n + 1
+        far = far.maximum((w - (1 - math.exp(-t)) * theta).norm(dim=1))
+    return far.mean()
+
+
+def test_the_delta_rule_follows_its_mean_equation_the_closer_the_smaller_its_steps():
+    """Least mean squares as stochastic approximation; each stream has coefficients of its own."""
+    assert strays_from_the_mean(10) > 3 * strays_from_the_mean(1000) and strays_from_the_mean(1000) < 0.15
 
 
 @pytest.mark.parametrize(
