@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn.attention import MultiHeadAttention, make_attention, padding_mask
 from gbattn.boosted import GradientBoostedAttention
+from gbattn.cost import attention_cost, count_flops, count_saved_bytes, count_traffic_bytes
 from gbattn.sinkhorn import SinkhornAttention, sinkhorn_potentials, sinkhorn_weights
 from gbattn.twicing import TwicingAttention
 
@@ -146,7 +147,7 @@ def balanced_rounds(p, weights):
 
 @claim(scores, tolerance=1e-6, relation="<=", mutant=lambda p: balanced_rounds(p, lambda S: S.softmax(-1)))
 def test_thm_balanced_rounds(p):
-    """With a symmetric positive kernel no round lengthens a residual. Mutant: softmax of the same kernel."""
+    """With a symmetric, positive semi-definite kernel no round lengthens a residual. Mutant: softmax of it."""
     return balanced_rounds(p, lambda S: sinkhorn_weights(S, iterations=50_000, tolerance=1e-9))
 
 
@@ -300,6 +301,23 @@ def test_the_layer_compiles_whole():
     assert torch.allclose(compiled(x), layer(x), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("context", [None, 9])
+@pytest.mark.parametrize("options", [{}, dict(iterations=0), dict(n_kv_heads=2), dict(shift=True, bias=False)])
+def test_its_cost_is_what_torch_counts(options, context):
+    """FLOPs exactly, bytes as a lower bound. Mutant: the count of multi-head attention."""
+    layer, x = SinkhornAttention(16, 4, **options), drawn(2, 11, 16, dtype=torch.float32).requires_grad_()
+    call = {} if context is None else dict(context=drawn(2, context, 16, dtype=torch.float32).requires_grad_())
+    cost = attention_cost(layer, 11, context=context, batch_size=2)
+    backward = count_flops(layer(x, **call).sum().backward)
+    assert (cost.forward_flops, cost.backward_flops) == (count_flops(layer, x, **call), backward)
+    assert cost.traffic_bytes <= count_traffic_bytes(layer, x, **call)
+    assert cost.saved_bytes <= count_saved_bytes(layer, x, **call)
+    assert cost.cache_bytes == layer.make_cache(2, 11).nbytes == 0
+    shared = {name: value for name, value in options.items() if name != "iterations"}
+    plain = attention_cost(MultiHeadAttention(16, 4, **shared), 11, context=context, batch_size=2)
+    assert plain.backward_flops != backward
+
+
 def test_it_is_registered():
     assert isinstance(make_attention("sinkhorn", 8, 2, iterations=4), SinkhornAttention)
     assert "iterations=4" in repr(make_attention("sinkhorn", 8, 2, iterations=4))
@@ -322,6 +340,7 @@ X = torch.ones(1, 4, 8)
         (lambda: SinkhornAttention(8, 2, dropout=0.1), "dropout: got 0.1; want 0: the columns"),
         (lambda: SinkhornAttention(8, 2, causal=True), "causal: got True; want False: a causal doubly stochastic"),
         (lambda: SinkhornAttention(8, 2)(X, causal=True), "causal: got True; want False: a causal doubly stochastic"),
+        (lambda: attention_cost(SinkhornAttention(8, 2), 4, causal=True), "causal: got True; want False: a causal"),
         (lambda: SinkhornAttention(8, 2)(X, mask=torch.randn(4, 4)), "mask: got dtype torch.float32; want torch.bool"),
     ],
 )
