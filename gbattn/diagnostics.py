@@ -319,7 +319,11 @@ def draw_paths(ax, result: dict, colour: str) -> None:
     round 1, for each replacement, and when round 1 is switched off."""
     names = (*PATHS, "all three")
     styles = dict(zip(SOURCES, (1.0, 0.55, 0.25)))
-    words = {"other": "another window", "mean": "mean at the place", "zero": "zero"}
+    words = {
+        "other": "another window",
+        "mean": "mean at the position",
+        "zero": "zero",
+    }
     for j, (source, alpha) in enumerate(styles.items()):
         pairs = [result["whole"]["paths"][source][name] for name in names]
         means, halves = zip(*pairs)
