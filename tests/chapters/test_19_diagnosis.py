@@ -10,7 +10,7 @@ from torch import nn
 
 from gbattn import diagnostics
 from gbattn.attention import LAYERS, MultiHeadAttention, causal_mask, register
-from gbattn.boosted import functional_gradient
+from gbattn.boosted import alignment, functional_gradient
 from gbattn.corpora import Batch
 from gbattn.diagnostics import (
     Means,
@@ -101,6 +101,23 @@ def test_a_correction_that_is_the_negative_gradient_has_cosine_one(planted, laye
     torch.testing.assert_close(found["gradient_change"].sum(), -abs(found["change"].sum()), rtol=1e-3, atol=0)
     assert found["shuffled_cosine"].mean().abs() < 0.3 and found["random_cosine"].mean().abs() < 0.1
     assert found["random_change"].sum().abs() < found["change"].sum().abs() / 2
+
+
+def test_a_correction_of_half_of_the_features_is_judged_by_that_half(planted):
+    """The negative gradient in half of the features and zero in the others: no step of these features is steeper."""
+    batch, attention = batch_of(), planted.blocks[1].attention
+    u, _ = functional_gradient(attention, lambda: planted(*batch, reduction="sum"))
+    half = torch.cat([torch.zeros_like(u[..., 8:]), u[..., 8:]], -1)
+    attention.planted = -1e-5 * half
+    found = descent(planted, batch, 1, generator=torch.Generator().manual_seed(0))
+    assert alignment(-half, u).max() < 0.99
+    for name in ("cosine", "gradient_cosine"):
+        torch.testing.assert_close(found[name], torch.ones(4, 16, dtype=torch.float64))
+    for name in ("first_order", "change"):
+        torch.testing.assert_close(found[f"gradient_{name}"], found[name])
+    # A random step keeps to them: its first order is length × length × cosine in the half.
+    lengths = 1e-5 * half.square().sum(-1)
+    torch.testing.assert_close(found["random_first_order"], -lengths * found["random_cosine"])
 
 
 def test_a_correction_that_is_the_residual_removes_it(planted):
@@ -237,6 +254,13 @@ def test_a_path_is_there_where_the_layer_has_one(kind, reads):
     for path in diagnostics.PATHS:
         with edited(model, {0: patched((path,))}):
             assert torch.allclose(model(batch.inputs), expected) == (path not in reads.split())
+
+
+def test_what_stands_in_for_an_estimate():
+    F = torch.arange(24.0).view(4, 3, 2)
+    assert torch.equal(diagnostics._replacement(F, "other"), F[[2, 3, 0, 1]])
+    torch.testing.assert_close(diagnostics._replacement(F, "mean")[1], F[[0, 2, 3]].mean(0))
+    assert not diagnostics._replacement(F, "zero").any()
 
 
 def test_all_paths_hidden_is_a_round_that_read_another_window():
