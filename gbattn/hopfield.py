@@ -179,6 +179,7 @@ def retrieve(
     return torch.stack(states) if path else state
 
 # %% ../nbs/04_hopfield.ipynb #c203c4f6
+#| code-fold: true
 def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
     """F of the overlaps."""
     if kind == "linear":

@@ -425,6 +425,7 @@ class History:
         return cls(**found)
 
 # %% ../nbs/15_training.ipynb #a9416ea9
+#| code-fold: true
 _FORMAT = "gbattn checkpoint 2"
 
 
@@ -492,6 +493,7 @@ def _check_same_run(
     require(not names, "folder", "; ".join(lines), "; ".join(wants) + also)
 
 # %% ../nbs/15_training.ipynb #3b06673a
+#| code-fold: true
 class _Summed(nn.Module):
     """The summed loss of a model: what accelerate wraps and compiles, so that the
     model itself stays as it came."""
