@@ -219,3 +219,5 @@ def test_an_encoder_with_our_layers_compiles_whole():
     for mode in (True, False):
         model.train(mode)
         torch.testing.assert_close(compiled(x, src_key_padding_mask=hidden), model(x, src_key_padding_mask=hidden))
+    alone = torch.compile(layer.layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(alone(x, padding=(~PADDING).long()), layer.layer(x, padding=~PADDING))
