@@ -505,9 +505,7 @@ def _loss_of(
         for name, p in takes.items()
         if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    labelled = (
-        "labels" in takes
-    )  # as Hugging Face has it, to be shifted by the model
+    labelled = "labels" in takes  # a Hugging Face model, which shifts them itself
     if "reduction" in takes or (free and not labelled):
         return lambda inputs, targets: model(inputs, targets, reduction="sum")
     options = {"use_cache": False} if "use_cache" in takes else {}
