@@ -10,6 +10,7 @@ _MODULE_OF = {
     "KeyValueCache": "attention",
     "LinearAttention": "attention",
     "MultiHeadAttention": "attention",
+    "TorchAttention": "attention",
     "make_attention": "attention",
     "TwicingAttention": "twicing",
     "GradientBoostedAttention": "boosted",

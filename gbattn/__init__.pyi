@@ -2,6 +2,7 @@
 from gbattn.attention import KeyValueCache as KeyValueCache
 from gbattn.attention import LinearAttention as LinearAttention
 from gbattn.attention import MultiHeadAttention as MultiHeadAttention
+from gbattn.attention import TorchAttention as TorchAttention
 from gbattn.attention import attend as attend
 from gbattn.attention import make_attention as make_attention
 from gbattn.blocks import Block as Block

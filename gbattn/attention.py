@@ -6,7 +6,7 @@
 __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads', 'merge_heads', 'causal_mask',
            'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache',
            'Round', 'Trace', 'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection', 'project',
-           'MultiHeadAttention', 'LinearAttention', 'register', 'check_options', 'make_attention']
+           'MultiHeadAttention', 'LinearAttention', 'TorchAttention', 'register', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import inspect
@@ -31,6 +31,7 @@ from gbattn.conventions import (
     check_tensor,
     describe,
     divisor_of,
+    eval_mode,
     integer,
     is_count,
     is_integer,
@@ -84,6 +85,21 @@ _MASK: Rule = (
     lambda dtype: dtype == torch.bool or dtype.is_floating_point,
     "a tensor of torch.bool, True = may attend, or of floats to add",
 )
+_REAL: Rule = (
+    lambda dtype: dtype == torch.bool or INTEGRAL[0](dtype),
+    "torch.bool or an integer dtype, 1 = a real token",
+)
+
+
+def _holds(test: Callable, x: torch.Tensor) -> bool:
+    """Whether a test of the numbers in x holds. True where they are not read: on a
+    GPU, which Python would wait for, in compiled code and under vmap."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    try:
+        return bool(test(x))
+    except RuntimeError:  # from vmap
+        return True
 
 # %% ../nbs/06_attention.ipynb #6b3e2525
 def _check_causal(causal: bool, T: int, S: int) -> None:
@@ -105,21 +121,25 @@ def _check_mask(
         want = (
             f"(T, S) = {full[2:]} or (B, H, T, S) = {full}, where a size may be 1;"
         )
-        want += " one row for each sequence is mask[:, None, None]"
+        want += " one row for each sequence is mask[:, None, None],"
+        want += " and in a call of a layer padding="
         require(False, "mask", f"shape {tuple(mask.shape)}", want)
-    # Zeros and ones to be added would be a boolean mask in the wrong dtype. Values
-    # are read on a CPU only: elsewhere that would wait for the device.
-    if mask.dtype == torch.bool or mask.requires_grad or mask.device.type != "cpu":
+    if mask.dtype == torch.bool or mask.requires_grad:
         return
-    if torch.compiler.is_compiling():
-        return
-    try:
-        mixed = bool(mask.any()) and not mask.all()
-        boolean = mixed and bool((mask == mask.bool()).all())
-    except RuntimeError:  # vmap cannot read values
-        return
+    # Zeros and ones to be added would be a boolean mask in the wrong dtype.
+    added = lambda m: not m.any() or m.all() or not (m == m.bool()).all()
     want = "mask.bool() for True = may attend, or other numbers to add"
-    require(not boolean, "mask", "floats that are all 0 or 1", want)
+    require(_holds(added, mask), "mask", "floats that are all 0 or 1", want)
+
+
+def _hide_padding(mask: torch.Tensor | None, padding: torch.Tensor) -> torch.Tensor:
+    """A mask that also hides the keys that are no real tokens, (B, S)."""
+    real = padding[:, None, None]  # (B, 1, 1, S)
+    if mask is None:
+        return real
+    if mask.dtype == torch.bool:
+        return mask & real
+    return mask.masked_fill(~real, -math.inf)
 
 
 def _check_attention(q, k, v, causal, mask, scale) -> None:
@@ -671,6 +691,9 @@ class AttentionInputs(NamedTuple):
     angles: tuple[torch.Tensor, torch.Tensor] | None  # of queries and of keys
     cache: KeyValueCache | None
     rounds: list[Round] | None  # a list in `explain`, None in `forward`
+    padding: torch.Tensor | None = (
+        None  # (B, S), True = a real token; in the mask, too
+    )
 
 # %% ../nbs/06_attention.ipynb #5b0d7b61
 def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
@@ -819,7 +842,8 @@ class MultiHeadAttention(nn.Module):
       inputs.x``;
     - ``cache_shapes()``, if there is a further round: the shapes of what `append_kv`
       stores with each suffix;
-    - ``attend_heads``, if the attention weights are no softmax of scores;
+    - ``attend_heads``, if the attention weights are no softmax of scores, and
+      ``additive_masks = False`` if there are no scores to add a mask to;
     - ``reset_parameters(generator)``, if there are weights outside of linear maps;
     - ``__init__``, which takes and passes on ``**options``; linear maps of the layer's
       own want its ``bias``, ``device`` and ``dtype``, too (`make_projection`).
@@ -828,6 +852,8 @@ class MultiHeadAttention(nn.Module):
     gives the layer a name, and `gbattn.cost.counts` a cost. Chapter 8 has an exercise
     that writes one, "A residual without a basis".
     """
+
+    additive_masks = True  # whether a mask may be floats to add to the scores
 
     def __init__(
         self,
@@ -897,6 +923,7 @@ class MultiHeadAttention(nn.Module):
         context: torch.Tensor | None = None,
         causal: bool | None = None,
         mask: torch.Tensor | None = None,
+        padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> torch.Tensor:
@@ -913,10 +940,14 @@ class MultiHeadAttention(nn.Module):
             default. Must be False with a context.
         mask : torch.Tensor, optional
             Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
-            attend, or floating, added to the scores. Padding is (B, 1, 1, S), as
-            from `padding_mask`; the tokens that a mask hides must still be finite.
-            Where B = T, two dimensions are refused, for they could be (B, S): write
-            ``mask[None, None]`` or ``mask[:, None, None]``.
+            attend, or floating, added to the scores. The tokens that a mask hides
+            must still be finite. Where B = T, two dimensions are refused, for they
+            could be (B, S): write ``mask[None, None]``, or ``padding=mask``.
+        padding : torch.Tensor, optional
+            Which keys are real tokens, shape (B, S), boolean or integer, True or 1 =
+            real: the ``attention_mask`` of a tokenizer. The others are hidden, beside
+            what `mask` and `causal` hide. With a context it is about the context;
+            with a cache about all keys, those in the cache first.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T), for rotary positions; counted from the start of
             the sequence by default, as those of a context always are.
@@ -930,7 +961,8 @@ class MultiHeadAttention(nn.Module):
             Shape (B, T, D). A token that may attend to nothing gets the bias of
             ``out``.
         """
-        inputs = self.prepare_inputs(x, context, causal, mask, positions, cache)
+        options = (context, causal, mask, positions, cache)
+        inputs = self.prepare_inputs(x, *options, padding=padding)
         return self.project_output(inputs, self.estimate(inputs))
 
     def explain(
@@ -940,6 +972,7 @@ class MultiHeadAttention(nn.Module):
         context: torch.Tensor | None = None,
         causal: bool | None = None,
         mask: torch.Tensor | None = None,
+        padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Trace:
@@ -950,7 +983,7 @@ class MultiHeadAttention(nn.Module):
         random = self.training and self.dropout > 0
         require(not random, "dropout", got, f"{want}: call .eval() first")
         options = (context, causal, mask, positions, cache)
-        inputs = self.prepare_inputs(x, *options, rounds=[])
+        inputs = self.prepare_inputs(x, *options, padding=padding, rounds=[])
         output = self.project_output(inputs, self.estimate(inputs))
         return Trace(output, inputs.rounds)
 
@@ -964,6 +997,76 @@ class MultiHeadAttention(nn.Module):
             dtype = compute_dtype(weight.device, weight.dtype)
         options = dict(dtype=dtype, device=weight.device)
         return KeyValueCache(self.cache_shapes(), batch_size, max_length, **options)
+
+    # ---- torch's own layer ----
+
+    @classmethod
+    def from_torch(
+        cls, mha: nn.MultiheadAttention, **options
+    ) -> "MultiHeadAttention":
+        """Return a layer with a copy of the weights of torch's own, and its dropout,
+        dtype, device and mode.
+
+        Parameters
+        ----------
+        mha : torch.nn.MultiheadAttention
+            Keys and values as wide as the queries, and no ``add_bias_kv`` or
+            ``add_zero_attn``. Its ``batch_first`` does not matter: the layer's tokens
+            are (B, T, D).
+        **options
+            Further arguments of the layer, such as ``causal=True``; not
+            ``n_kv_heads``.
+
+        Notes
+        -----
+        A layer derived from this one gets the same weights, for a function of its
+        own. Source: chapter 6.
+        """
+        got, want = type(mha).__name__, "a torch.nn.MultiheadAttention"
+        require(isinstance(mha, nn.MultiheadAttention), "mha", got, want)
+        weight, bias, D = mha.in_proj_weight, mha.in_proj_bias, mha.embed_dim
+        got = f"kdim = {mha.kdim}, vdim = {mha.vdim}"
+        require((mha.kdim, mha.vdim) == (D, D), "mha", got, f"both embed_dim = {D}")
+        extended = mha.bias_k is not None or mha.add_zero_attn
+        want = "neither: a key that is no token has no place here"
+        require(not extended, "mha", "add_bias_kv or add_zero_attn", want)
+        like = dict(dropout=mha.dropout, device=weight.device, dtype=weight.dtype)
+        layer = cls(D, mha.num_heads, bias=bias is not None, **like, **options)
+        kv, want = layer.n_kv_heads, f"{layer.n_heads}, as n_heads"
+        require(kv == layer.n_heads, "n_kv_heads", kv, want)
+        with torch.no_grad():
+            for i, linear in enumerate((layer.query, layer.key, layer.value)):
+                linear.weight.copy_(weight.chunk(3)[i])
+                if bias is not None:
+                    linear.bias.copy_(bias.chunk(3)[i])
+        layer.out.load_state_dict(mha.out_proj.state_dict())
+        return layer.train(mha.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """Return torch's own layer with a copy of the weights, with
+        ``batch_first=True``; an error names what torch's does not have."""
+        linears = self.query, self.key, self.value, self.out
+        alike = len({linear.bias is None for linear in linears}) == 1
+        for name, value, fits in (
+            ("layer", type(self).__name__, type(self) is MultiHeadAttention),
+            ("n_kv_heads", self.n_kv_heads, self.n_kv_heads == self.n_heads),
+            ("rotary", self.rotary, self.rotary is None),
+            ("shift", True, self.key_shift is None),
+            ("causal", self.causal, not self.causal),
+            ("projections", "others", all(map(_is_plain, linears)) and alike),
+        ):
+            want = "what torch.nn.MultiheadAttention has, too"
+            require(fits, name, value, want)
+        weight, bias = self.query.weight, self.query.bias is not None
+        like = dict(device=weight.device, dtype=weight.dtype, batch_first=True)
+        like |= dict(bias=bias, dropout=self.dropout)
+        mha = nn.MultiheadAttention(self.d_model, self.n_heads, **like)
+        with torch.no_grad():
+            mha.in_proj_weight.copy_(torch.cat([x.weight for x in linears[:3]]))
+            if bias:
+                mha.in_proj_bias.copy_(torch.cat([x.bias for x in linears[:3]]))
+        mha.out_proj.load_state_dict(self.out.state_dict())
+        return mha.train(self.training)
 
     # ---- what a layer of another kind overrides ----
 
@@ -993,7 +1096,7 @@ class MultiHeadAttention(nn.Module):
     # ---- what an estimate is built from ----
 
     def prepare_inputs(
-        self, x, context, causal, mask, positions, cache, rounds=None
+        self, x, context, causal, mask, positions, cache, rounds=None, padding=None
     ) -> AttentionInputs:
         """Check the arguments of a forward pass."""
         causal = self.causal if causal is None else causal
@@ -1023,12 +1126,23 @@ class MultiHeadAttention(nn.Module):
         ):
             if B == T and mask.shape[0] == T and T > 1:
                 got = f"shape {tuple(mask.shape)}, which is (T, S) and (B, S), as B = T"
-                want = (
-                    "mask[None, None] for (T, S), or mask[:, None, None] for (B, S)"
-                )
+                want = "mask[None, None] for (T, S), or padding=mask for (B, S)"
                 require(False, "mask", got, want)
+        if padding is not None:
+            sizes = dict(B=B, S=S, dtype=_REAL, device=x.device, of="x")
+            check_tensor("padding", padding, "B S", **sizes)
+            binary = lambda p: p.dtype == torch.bool or ((p == 0) | (p == 1)).all()
+            got, want = (
+                "other numbers than 0 and 1",
+                "1 = a real token, 0 = padding",
+            )
+            require(_holds(binary, padding), "padding", got, want)
+            padding = padding.bool()
+            mask = _hide_padding(mask, padding)
         angles = self._angles(x, positions, past, None if source is x else S)
-        return AttentionInputs(x, source, mask, causal, angles, cache, rounds)
+        return AttentionInputs(
+            x, source, mask, causal, angles, cache, rounds, padding
+        )
 
     def _angles(self, x, positions, past, S):
         """Angles of the queries and of the keys; positions in a context of S tokens
@@ -1197,6 +1311,8 @@ class LinearAttention(MultiHeadAttention):
     Source: chapters 1 and 6; Katharopoulos et al. (2020).
     """
 
+    additive_masks = False
+
     def __init__(
         self,
         d_model: int,
@@ -1303,6 +1419,173 @@ class LinearAttention(MultiHeadAttention):
         wide = at_least_float32(k.dtype)
         update = visible.to(wide).mT @ v.to(wide)
         return mask, inputs.cache.add("memory", update)
+
+# %% ../nbs/06_attention.ipynb #7a0c5e12
+#| code-fold: true
+class _Unfused:
+    """In the place of a weight: torch's transformers then take no fused path, which
+    would compute softmax attention whatever the layer is."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+class TorchAttention(nn.Module):
+    """A layer of this library behind the signature of ``torch.nn.MultiheadAttention``,
+    to stand in its place in a model.
+
+    Parameters
+    ----------
+    layer : MultiHeadAttention
+        Of any kind; the attribute ``layer``.
+    batch_first : bool
+        Whether tokens are (B, T, D); (T, B, D) otherwise, torch's default.
+
+    Notes
+    -----
+    ``torch.nn.TransformerEncoderLayer``, ``TransformerEncoder``, their decoders and
+    torchvision's models take it as their attention, in training and in eval mode,
+    where it keeps torch from its fused path. Differences: a query that may attend to
+    nothing gets the bias of ``out``, not NaN; ``is_causal=True`` needs no
+    ``attn_mask``. Source: chapter 6.
+    """
+
+    in_proj_weight, in_proj_bias = _Unfused(), None
+    bias_k = bias_v = None
+    add_zero_attn = _qkv_same_embed_dim = False
+
+    def __init__(self, layer: MultiHeadAttention, *, batch_first: bool = True):
+        got, want = type(layer).__name__, "an attention layer of this library"
+        require(isinstance(layer, MultiHeadAttention), "layer", got, want)
+        check(batch_first=(batch_first, FLAG))
+        super().__init__()
+        self.layer, self.batch_first = layer, batch_first
+        self.embed_dim = self.kdim = self.vdim = layer.d_model
+        self.num_heads, self.head_dim = layer.n_heads, layer.head_dim
+
+    @property
+    def out_proj(self) -> nn.Module:
+        """The output projection of the layer."""
+        return self.layer.out
+
+    @property
+    def dropout(self) -> float:
+        """The dropout probability of the layer's attention weights."""
+        return self.layer.dropout
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the output and, if asked for, attention weights.
+
+        Parameters
+        ----------
+        query, key, value : torch.Tensor
+            Shape (B, T, D) and (B, S, D), (T, B, D) and (S, B, D), or (T, D) and
+            (S, D); or nested, of which all three are one. Key and value must be one
+            tensor, as a layer makes both of it, and query, too, if it is attention of
+            the tokens to themselves.
+        key_padding_mask : torch.Tensor, optional
+            Shape (B, S) or (S,). Boolean, *True = hidden*, or floats to add.
+        need_weights : bool
+            Whether weights are returned, which takes the slow pass of `explain`: those
+            of round 0, before dropout.
+        attn_mask : torch.Tensor, optional
+            Shape (T, S) or (B · H, T, S). Boolean, *True = hidden*, or floats to add.
+        average_attn_weights : bool
+            Whether weights are the mean of the heads, (B, T, S), or (B, H, T, S).
+        is_causal : bool
+            Whether a token may attend to no later token. As in torch, `attn_mask` is
+            then taken to be that triangle, and not read.
+        """
+        require(value is key, "value", "a second tensor", "the one that is the key")
+        if query.is_nested:
+            plain = key is query and not need_weights
+            plain = plain and key_padding_mask is None and attn_mask is None
+            want = "self-attention without masks and weights"
+            require(plain, "query", "a nested tensor", want)
+            return self._nested(query, is_causal), None
+        batched = query.ndim == 3
+        first = lambda x: (
+            x[None] if not batched else x if self.batch_first else x.transpose(0, 1)
+        )
+        x, context = first(query), None if key is query else first(key)
+        causal = is_causal and context is None
+        mask, padding = self._masks(
+            None if causal else attn_mask, key_padding_mask, len(x)
+        )
+        options = dict(context=context, mask=mask, padding=padding)
+        options |= dict(causal=True) if causal else {}
+        if need_weights:
+            with eval_mode(self.layer):
+                output, rounds = self.layer.explain(x, **options)
+        if not need_weights or (self.layer.training and self.dropout):
+            output = self.layer(x, **options)
+        if not batched:
+            output = output[0]
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        if not need_weights:
+            return output, None
+        weights = rounds[0].weights  # (B, H, T, S)
+        weights = weights.mean(1) if average_attn_weights else weights
+        return output, weights if batched else weights[0]
+
+    def _masks(
+        self, attn_mask, key_padding_mask, B: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The layer's mask and padding."""
+        mask = padding = None
+        if attn_mask is not None:
+            mask = self._flip("attn_mask", attn_mask)
+            if mask.ndim == 3 and len(mask) == B * self.num_heads:
+                mask = mask.unflatten(0, (B, self.num_heads))
+            elif mask.ndim == 2:
+                mask = mask[None, None]
+        if key_padding_mask is not None:
+            padding = self._flip("key_padding_mask", key_padding_mask)
+            padding = padding[None] if padding.ndim == 1 else padding
+        if padding is not None and padding.dtype != torch.bool:
+            added = padding[:, None, None]  # (B, 1, 1, S)
+            if mask is not None and mask.dtype == torch.bool:
+                added = added.masked_fill(~mask, -math.inf)
+            elif mask is not None:
+                added = added + mask
+            mask, padding = added, None
+        return mask, padding
+
+    def _flip(self, name: str, mask: torch.Tensor) -> torch.Tensor:
+        """A mask with torch's meaning, True = hidden, with ours."""
+        want = "a tensor of torch.bool, True = hidden, or of floats to add"
+        check_tensor(name, mask, "…", dtype=(_MASK[0], want))
+        if mask.dtype == torch.bool:
+            return ~mask
+        if self.layer.additive_masks:
+            return mask
+        # Torch's transformers make floats of a boolean mask.
+        hides = lambda m: ((m == 0) | (m == -math.inf)).all()
+        want = "0 and −∞, or torch.bool: this layer has no scores to add to"
+        require(_holds(hides, mask), name, "other numbers to add", want)
+        return mask == 0
+
+    def _nested(self, x: torch.Tensor, causal: bool) -> torch.Tensor:
+        rows = x.unbind()
+        lengths = torch.tensor([len(row) for row in rows], device=x.device)
+        options = dict(causal=True) if causal else {}
+        padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        real = padding_mask(lengths, padded.shape[1])[:, 0, 0]
+        output = self.layer(padded, padding=real, **options)
+        parts = [row[: len(own)] for row, own in zip(output, rows)]
+        return torch.nested.as_nested_tensor(parts, layout=x.layout)
 
 # %% ../nbs/06_attention.ipynb #18e906f4
 #| code-fold: true

@@ -19,6 +19,7 @@ import gbattn.twicing  # noqa: F401 (both are imported for the layers they regis
 from gbattn.attention import (
     LAYERS,
     KeyValueCache,
+    Trace,
     at_least_float32,
     check_options,
     check_tokens,
@@ -391,6 +392,7 @@ class Block(nn.Module):
         *,
         causal: bool | None = None,
         mask: torch.Tensor | None = None,
+        padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> torch.Tensor:
@@ -400,19 +402,35 @@ class Block(nn.Module):
         ----------
         x : torch.Tensor
             The residual stream before it, shape (B, T, D).
-        causal, mask, positions, cache
+        causal, mask, padding, positions, cache
             Passed to the attention: see
             `gbattn.attention.MultiHeadAttention.forward`.
         """
+        options = dict(causal=causal, mask=mask, positions=positions, cache=cache)
+        return self._sublayers(x, self.attention, padding, options)
+
+    def explain(
+        self, x: torch.Tensor, *, padding: torch.Tensor | None = None, **options
+    ) -> tuple[torch.Tensor, Trace]:
+        """Return what `forward` does with these arguments, and the `Trace` of the
+        attention, which has ``explain``; not while training with dropout."""
+        traces = []
+
+        def attention(z: torch.Tensor, **options) -> torch.Tensor:
+            traces.append(self.attention.explain(z, **options))
+            return traces[0].output
+
+        return self._sublayers(x, attention, padding, options), *traces
+
+    def _sublayers(self, x, attention: Callable, padding, options: dict):
         check_tokens(
             "x", x, self.d_model, self.attention if self.ffn is None else self.ffn
         )
-        attn_kwargs = dict(
-            causal=causal, mask=mask, positions=positions, cache=cache
-        )
+        if padding is not None:  # a layer of another kind need not take it
+            options = options | {"padding": padding}
         drop = lambda f: nnf.dropout(f, self.dropout, self.training)
         x = self.place(
-            x, lambda z: drop(self.attention(z, **attn_kwargs)), self.attention_norm
+            x, lambda z: drop(attention(z, **options)), self.attention_norm
         )
         if self.ffn is None:
             return x

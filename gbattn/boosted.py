@@ -6,6 +6,7 @@
 __all__ = ['gated', 'Gate', 'Correction', 'GradientBoostedAttention', 'alignment', 'functional_gradient']
 
 # %% ../nbs/08_boosted.ipynb #548e9cd7
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -271,6 +272,57 @@ class GradientBoostedAttention(MultiHeadAttention):
             for _ in range(1, rounds)
         )
 
+    @classmethod
+    def from_attention(
+        cls, layer: MultiHeadAttention, *, kv_from: str = "residual", **options
+    ) -> "GradientBoostedAttention":
+        """Return a boosted layer that starts as a trained layer: round 0 is a copy of
+        it, each correction is zero, and the output is the same to the last bit.
+
+        Parameters
+        ----------
+        layer : gbattn.attention.MultiHeadAttention
+            Not one derived from it. What it has of dropout, rotary positions, shift,
+            mode and frozen weights stays as it is.
+        kv_from : {"residual", "input"}
+            As in the constructor. ``"shared"`` is refused: without values of its own
+            a correction cannot start at zero.
+        **options
+            ``rounds``, ``query_from`` and ``gate``, as in the constructor.
+
+        Notes
+        -----
+        Weights and biases of the corrections' value projections are zero, all others
+        as a new layer draws them. At the first step only these values receive a
+        gradient, besides round 0 and ``out``, which receive that of the plain layer;
+        queries, keys and gates do once the values have moved. Source: chapter 8.
+        """
+        plain = type(layer) is MultiHeadAttention
+        got = type(layer).__name__
+        require(plain, "layer", got, "a MultiHeadAttention, not derived from it")
+        want = "'residual' or 'input': without own values no correction starts at 0"
+        require(kv_from != "shared", "kv_from", repr(kv_from), want)
+        weight, bias = layer.query.weight, layer.query.bias is not None
+        like = dict(bias=bias, shift=layer.key_shift is not None)
+        like |= dict(device=weight.device, dtype=weight.dtype)
+        names = ("n_kv_heads", "dropout", "rotary", "causal")
+        like |= {name: getattr(layer, name) for name in names}
+        sizes = layer.d_model, layer.n_heads
+        boosted = cls(*sizes, kv_from=kv_from, **like, **options)
+        for name, part in layer.named_children():
+            setattr(boosted, name, copy.deepcopy(part))
+        for correction in boosted.corrections:
+            for weight in correction.value.parameters():
+                nn.init.zeros_(weight)
+        return boosted.train(layer.training)
+
+    @classmethod
+    def from_torch(
+        cls, mha: nn.MultiheadAttention, **options
+    ) -> "GradientBoostedAttention":
+        """As `from_attention`, from torch's own layer, with the same options."""
+        return cls.from_attention(MultiHeadAttention.from_torch(mha), **options)
+
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """As `MultiHeadAttention.reset_parameters`; gates start at ½."""
         super().reset_parameters(generator)
@@ -299,7 +351,8 @@ class GradientBoostedAttention(MultiHeadAttention):
         """Return F after the last round, shape (B, T, D)."""
         x, source = inputs.x, inputs.source
         if self.corrections and self.kv_from == "residual":
-            want = "None with kv_from='residual': a context has no residual"
+            want = "None with kv_from='residual': a context has no residual;"
+            want += " kv_from='input' or 'shared' takes one"
             require(source is x, "context", "a context", want)
         q, k, v = self.project_inputs(inputs)
         q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)

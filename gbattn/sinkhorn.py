@@ -192,12 +192,14 @@ class SinkhornAttention(MultiHeadAttention):
 
     Notes
     -----
-    A mask is boolean, and meant for padding: (B, 1, 1, S) leaves the hidden tokens out
-    as keys and, in self-attention, as queries too. The weights are formed; the
+    A mask is boolean. Padding, by its name or as a mask (B, 1, 1, S), leaves the hidden
+    tokens out as keys and, in self-attention, as queries too. The weights are formed; the
     gradient is implicit. With a context of S tokens a key receives T/S, so a single
     query attends to all alike. Derive from this class first and another layer second
     for its rounds with such weights. Source: chapter 24; Sander et al. (2022).
     """
+
+    additive_masks = False
 
     def __init__(
         self,
@@ -241,6 +243,8 @@ class SinkhornAttention(MultiHeadAttention):
             require(mask.dtype == torch.bool, "mask", f"dtype {mask.dtype}", want)
             if inputs.source is inputs.x and mask.shape[-2] == 1:
                 mask = mask & mask.mT
+            elif inputs.source is inputs.x and inputs.padding is not None:
+                mask = mask & inputs.padding[:, None, :, None]
         k, v = (
             x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v)
         )

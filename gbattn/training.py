@@ -8,6 +8,7 @@ __all__ = ['decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History
 
 # %% ../nbs/15_training.ipynb #010594fa
 import hashlib
+import inspect
 import itertools
 import json
 import math
@@ -73,7 +74,7 @@ from gbattn.corpora import (
     sequential_windows,
 )
 from .cost import call_seconds
-from .language_model import LanguageModel, ModelConfig
+from .language_model import LanguageModel, ModelConfig, loss_of_logits
 
 # %% ../nbs/15_training.ipynb #bc620525
 #| code-fold: true
@@ -494,16 +495,50 @@ def _check_same_run(
 
 # %% ../nbs/15_training.ipynb #3b06673a
 #| code-fold: true
+def _loss_of(
+    model: nn.Module,
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The summed loss of a model as a function of inputs and targets (B, T): what the
+    model returns if it takes a ``reduction``, else that of the logits it returns."""
+    takes = inspect.signature(getattr(model, "forward", model)).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    needs = [
+        name
+        for name, p in takes.items()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    labelled = "labels" in takes  # a Hugging Face model, which shifts them itself
+    if "reduction" in takes or (free and not labelled):
+        return lambda inputs, targets: model(inputs, targets, reduction="sum")
+    options = {"use_cache": False} if "use_cache" in takes else {}
+    alone = labelled or not ("targets" in takes or len(needs) > 1)
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # Its own loss is not used, and need not know that −100 is not scored.
+        arguments = (inputs,) if alone else (inputs, targets.clamp(min=0))
+        output = model(*arguments, **options)
+        parts = output if isinstance(output, tuple | list) else [output]
+        parts = [getattr(output, "logits", None), *parts]
+        fits = lambda x: isinstance(x, torch.Tensor) and x.ndim == 3
+        found = [x for x in parts if fits(x) and x.shape[:2] == inputs.shape]
+        want = "logits (B, T, V), alone, in a tuple or as .logits,"
+        want += " or with reduction='sum' the summed loss"
+        require(bool(found), "model", type(output).__name__, want)
+        return loss_of_logits(found[0], targets, reduction="sum")
+
+    return loss
+
+
 class _Summed(nn.Module):
     """The summed loss of a model: what accelerate wraps and compiles, so that the
     model itself stays as it came."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, _loss_of(model)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.model(inputs, targets, reduction="sum")
+        return self.loss(inputs, targets)
 
 
 def check_precision(precision: str, gpu: bool | None = None) -> None:
@@ -692,11 +727,12 @@ def _last_good(folder: Path | None) -> str:
 def window_length(model: nn.Module, length: int | None) -> int:
     """Return the tokens of a window: `length`, or by default the model's
     ``config.max_length``, which is the most if positions are learned."""
-    if length is None:
-        length = getattr(getattr(model, "config", None), "max_length", None)
+    config = getattr(model, "config", None)
+    # A Hugging Face config's max_length was about generation.
+    if length is None and not hasattr(config, "max_position_embeddings"):
+        length = getattr(config, "max_length", None)
     got = "None, of a model without config.max_length"
     require(length is not None, "length", got, "a number of tokens")
-    config = getattr(model, "config", None)
     if is_integer(length) and getattr(config, "positions", None) == "learned":
         want = f"at most max_length = {config.max_length}, as positions are learned"
         require(length <= config.max_length, "length", length, want)
@@ -708,9 +744,10 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     """The summed loss of these windows, and the number of targets scored."""
     nats, n_tokens, none = 0.0, 0, torch.empty(0)
     device = next(iter(_tensors(model).values()), none).device
+    loss_of = _loss_of(model)
     with eval_mode(model):
         for inputs, targets in windows:
-            loss = model(inputs.to(device), targets.to(device), reduction="sum")
+            loss = loss_of(inputs.to(device), targets.to(device))
             scalar = isinstance(loss, (float, torch.Tensor))
             scalar = scalar and torch.as_tensor(loss).numel() == 1
             got = f"{type(loss).__name__} of shape {getattr(loss, 'shape', None)}"
@@ -1137,7 +1174,10 @@ def train(
     ----------
     model : torch.nn.Module
         Called as ``model(inputs, targets, reduction="sum")``, token ids (B, T)
-        each, for the summed loss in nats. It is trained in place, moved to
+        each, for the summed loss in nats. If its ``forward`` names no ``reduction``,
+        then as ``model(inputs, targets)`` if it names ``targets``, and as
+        ``model(inputs)`` if it does not, or names ``labels`` as Hugging Face's models
+        do; it must return logits (B, T, V), alone, in a tuple or as ``.logits``. It is trained in place, moved to
         accelerate's device, and left in evaluation mode with the weights that
         ``config.keep`` names.
     corpus : gbattn.corpora.Corpus
@@ -1492,7 +1532,7 @@ def evaluate(
     ----------
     model : torch.nn.Module
         Called as ``model(inputs, targets, reduction="sum")``, for the summed loss
-        in nats; a target of −100 is not scored.
+        in nats, or for logits, as in `train`; a target of −100 is not scored.
     tokens : np.ndarray
         Token ids, shape (n,), n ≥ 2, such as ``corpus.test``.
     length : int, optional

@@ -20,6 +20,7 @@ from gbattn.attention import (
     MultiHeadAttention,
     Round,
     TokenShift,
+    TorchAttention,
     Trace,
     attend,
     attention_weights,
@@ -544,16 +545,10 @@ def test_dropout_keeps_the_mean_and_leaves_scores_alone():
 
 def twins(D=8, H=2, bias=True):
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True, dtype=F64)
-    ours = MultiHeadAttention(D, H, bias=bias, dtype=F64)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) / 2)
-        for i, name in enumerate(("query", "key", "value")):
-            getattr(ours, name).weight.copy_(theirs.in_proj_weight.chunk(3)[i])
-            if bias:
-                getattr(ours, name).bias.copy_(theirs.in_proj_bias.chunk(3)[i])
-        ours.out.load_state_dict(theirs.out_proj.state_dict())
-    return theirs, ours
+    return theirs, MultiHeadAttention.from_torch(theirs)
 
 
 B, T, S = 2, 5, 4
@@ -628,6 +623,33 @@ def test_torchs_layer_over_a_context(theirs_options, ours_options):
     theirs, ours = twins()
     x, context = (torch.randn(B, n, 8, dtype=F64, requires_grad=True) for n in (T, S))
     compare_twins(theirs, ours, x, context, theirs_options, ours_options)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("pair", PAIRS)
+@torch.no_grad()
+def test_the_layer_made_for_torch_gives_what_ours_gives(pair, bias):
+    ours = Problem(0, B, T, 2, 1, 2).layer(bias=bias).train(bias)
+    theirs, x = ours.to_torch(), torch.randn(B, T, ours.d_model, dtype=F64)
+    their_options, our_options = PAIRS[pair]
+    output, _ = theirs(x, x, x, **their_options)
+    assert (output - ours(x, **our_options)).abs().max() < 1e-10
+    assert theirs.training == bias and theirs.batch_first
+    back = MultiHeadAttention.from_torch(theirs)
+    assert back.training == bias and torch.equal(back(x), ours(x))
+    assert all(torch.equal(a, b) for a, b in zip(back.parameters(), ours.parameters(), strict=True))
+
+
+def test_a_layer_from_torch_keeps_its_options_and_is_a_copy():
+    theirs = nn.MultiheadAttention(8, 2, dropout=0.1, dtype=torch.float16).eval()
+    ours = MultiHeadAttention.from_torch(theirs, causal=True)
+    assert (ours.dropout, ours.causal, ours.training, ours.query.weight.dtype) == (0.1, True, False, torch.float16)
+    assert ours.to_torch.__self__ is ours and not ours.query.weight.is_set_to(theirs.in_proj_weight)
+    before = theirs.in_proj_weight.detach().clone()
+    with torch.no_grad():
+        ours.query.weight.zero_()
+    assert torch.equal(theirs.in_proj_weight, before)
+    assert type(LinearAttention.from_torch(nn.MultiheadAttention(8, 2))) is LinearAttention
 
 
 def test_the_opposite_mask_is_noticed():
@@ -1305,6 +1327,32 @@ def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
         (lambda: LINEAR(X, mask=BOOLEAN, **cached(LINEAR)), r"mask: got shape \(3, 3\); want \(1, S\) or"),
         (lambda: LINEAR.explain(X, **cached(LINEAR)), "cache: got a cache; want None in explain"),
         (lambda: make_attention("quadratic", 8, 4), "name: got 'quadratic'; want one of multi_head, linear"),
+        # torch's layer, and its place
+        (lambda: MultiHeadAttention.from_torch(nn.Linear(2, 2)), "mha: got Linear.*; want a torch.nn.MultiheadA"),
+        (lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=4)),
+         "mha: got kdim = 4, vdim = 8; want both embed_dim = 8"),
+        (lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_bias_kv=True)), "mha: got add_bias_kv"),
+        (lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, add_zero_attn=True)), "mha: got add_bias_k"),
+        (lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2), n_kv_heads=1), "n_kv_heads: got 1; want 2"),
+        (lambda: LINEAR.to_torch(), "layer: got LinearAttention; want what torch.nn.MultiheadAttention has, too"),
+        (lambda: MultiHeadAttention(8, 4, n_kv_heads=2).to_torch(), "n_kv_heads: got 2; want what torch"),
+        (lambda: TURNING.to_torch(), "rotary: got .*; want what torch"),
+        (lambda: MultiHeadAttention(8, 2, shift=True).to_torch(), "shift: got True; want what torch"),
+        (lambda: MultiHeadAttention(8, 2, causal=True).to_torch(), "causal: got True; want what torch"),
+        (lambda: TorchAttention(nn.MultiheadAttention(8, 2)), "layer: got MultiheadAttention; want an attention layer"),
+        (lambda: TorchAttention(LAYER)(X, X, X.clone()), "value: got a second tensor; want the one that is the key"),
+        (lambda: TorchAttention(LAYER)(X, X, X, attn_mask=BOOLEAN.long()),
+         "attn_mask: got dtype torch.int64; want a tensor of torch.bool, True = hidden"),
+        (lambda: TorchAttention(LINEAR)(X, X, X, attn_mask=torch.randn(3, 3)),
+         "attn_mask: got other numbers to add; want 0 and −∞, or torch.bool"),
+        (lambda: TorchAttention(LAYER)(X, X, X, attn_mask=BOOLEAN[:2]), r"mask: got shape \(1, 1, 2, 3\); want"),
+        # padding
+        (lambda: LAYER(X, padding=[[1, 1, 1]]), r"padding: got list; want \(B, S\) with B = 2, S = 3, as x"),
+        (lambda: LAYER(X, padding=BOOLEAN), r"padding: got shape \(3, 3\); want \(B, S\) with B = 2, S = 3, as x"),
+        (lambda: LAYER(X, padding=torch.ones(2, 3)), "padding: got dtype torch.float32; want torch.bool or an integer"),
+        (lambda: LAYER(X, padding=torch.tensor([[1, 1, 2], [1, 0, 0]])), "padding: got other numbers than 0 and 1"),
+        (lambda: LAYER(X, padding=torch.ones(2, 3, device="meta")), "padding: got device meta; want cpu, as x"),
+        (lambda: LAYER(X, mask=torch.ones(2, 3) > 0), "or .B, H, T, S.*one row for each sequence is .*padding="),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(call, sentence):

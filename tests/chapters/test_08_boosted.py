@@ -452,16 +452,59 @@ def test_a_gate_has_its_bias_where_the_projections_have_none():
     assert biases == ["corrections.0.gate.bias"]
 
 
-def test_a_zero_value_projection_leaves_a_trained_layer_and_learns_first():
-    plain, grown = MultiHeadAttention(8, 2), GradientBoostedAttention(8, 2)
-    grown.load_state_dict(plain.state_dict(), strict=False)
-    correction = grown.corrections[0]
-    nn.init.zeros_(correction.value.weight)
-    x = torch.randn(2, 5, 8)
-    assert torch.equal(grown(x, causal=True), plain(x, causal=True))
-    grown(x, causal=True).square().sum().backward()
-    for name, weight in correction.named_parameters():
-        assert (weight.grad.abs().max() > 0) == name.startswith("value")
+@pytest.mark.parametrize(
+    "options", [{}, dict(rounds=3, gate="head"), dict(kv_from="input"), dict(query_from="input", gate="none")], ids=str
+)
+@pytest.mark.parametrize(
+    "kind",
+    [{}, dict(n_kv_heads=1, rotary=100.0, bias=False), dict(shift=True, causal=True, dtype=torch.float64)],
+    ids=str,
+)
+def test_a_boosted_layer_starts_as_a_trained_one_and_its_values_learn_first(kind, options):
+    plain = MultiHeadAttention(8, 2, **kind)
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    grown, x = GradientBoostedAttention.from_attention(plain, **options), torch.randn(2, 5, 8).to(plain.query.weight)
+    assert grown.rounds == options.get("rounds", 2) and grown.causal == plain.causal
+    for told in ({}, dict(causal=True), dict(padding=torch.tensor([[1, 1, 0, 0, 0], [1] * 5]))):
+        assert torch.equal(grown(x, **told), plain(x, **told))
+    for layer in (plain, grown):
+        layer(x).square().sum().backward()
+    wanted = dict(plain.named_parameters())
+    for name, weight in grown.named_parameters():
+        if name in wanted:
+            assert torch.equal(weight, wanted[name]) and weight is not wanted[name]
+            assert torch.equal(weight.grad, wanted[name].grad), name
+        else:
+            assert (weight.grad.abs().max() > 0) == (".value." in name), name
+    with torch.no_grad():
+        for weight in grown.parameters():
+            weight.sub_(0.1 * weight.grad)
+    grown.zero_grad()
+    grown(x).square().sum().backward()
+    for name, weight in grown.named_parameters():  # a key's bias changes no softmax
+        assert name.endswith("key.bias") or weight.grad.abs().max() > 0, name
+
+
+def test_a_boosted_layer_from_another_keeps_mode_dropout_dtype_and_what_is_frozen():
+    plain = MultiHeadAttention(8, 2, dropout=0.1, dtype=torch.bfloat16).eval().requires_grad_(False)
+    grown = GradientBoostedAttention.from_attention(plain)
+    assert (grown.dropout, grown.training, grown.corrections[0].training) == (0.1, False, False)
+    assert {weight.dtype for weight in grown.parameters()} == {torch.bfloat16}
+    for name, weight in grown.named_parameters():
+        assert weight.requires_grad == name.startswith("corrections"), name
+    with torch.no_grad():
+        grown.query.weight.zero_()
+    assert plain.query.weight.any()
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_boosted_layer_from_torchs_gives_what_that_gives(rounds):
+    theirs, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    grown = GradientBoostedAttention.from_torch(theirs, rounds=rounds)
+    assert type(grown) is GradientBoostedAttention and grown.rounds == rounds
+    torch.testing.assert_close(grown(x), theirs(x, x, x)[0])
 
 
 def test_a_gate_keeps_its_start_where_modules_reset_themselves_and_can_be_given_it_back():
@@ -679,9 +722,17 @@ def runs(times, then=lambda value: value):
         (lambda: GradientBoostedAttention(4, 2, gate="full"), "gate: got 'full'; want one of 'feature', 'head'"),
         (
             lambda: GradientBoostedAttention(4, 2)(torch.zeros(1, 2, 4), context=torch.zeros(1, 3, 4)),
-            "context: got a context; want None with kv_from='residual': a context has no residual",
+            "context: got a context; want None with kv_from='residual': .*; kv_from='input' or 'shared' takes one",
         ),
         (lambda: GradientBoostedAttention(4, 2, bias="False"), "bias: got 'False'; want True or False"),
+        (
+            lambda: GradientBoostedAttention.from_attention(MultiHeadAttention(4, 2), kv_from="shared"),
+            "kv_from: got 'shared'; want 'residual' or 'input': without own values",
+        ),
+        (
+            lambda: GradientBoostedAttention.from_attention(GradientBoostedAttention(4, 2)),
+            "layer: got GradientBoostedAttention; want a MultiHeadAttention, not derived from it",
+        ),
         (lambda: Correction(8, 8, 3, True), "n_gates: got 3; want 0 or a divisor of D = 8"),
         (lambda: Correction(8, 8, 8, "False"), "own_keys: got 'False'; want True or False"),
         (lambda: Correction(8, -8, 8, True), "kv_dim: got -8; want a positive integer"),

@@ -250,6 +250,19 @@ def test_a_block_is_its_parts_in_order(options):
         assert not torch.allclose(block(x, **less), h)
 
 
+@pytest.mark.parametrize("options", FEW)
+@torch.no_grad()
+def test_a_block_explains_its_pass_and_knows_a_tokenizers_mask(options):
+    block, x, mask = block_of(dropout=0.1, **options).eval(), tokens(), padding_mask(torch.tensor([4, 6]), 6)
+    output = block(x, causal=True, mask=mask)
+    assert torch.equal(block(x, causal=True, padding=mask[:, 0, 0].long()), output)
+    for told in (dict(mask=mask), dict(padding=mask[:, 0, 0])):
+        explained, trace = block.explain(x, causal=True, **told)
+        assert torch.allclose(explained, output, atol=1e-11, rtol=0)
+        before = x if options["norm"] != "pre" else block.attention_norm(x)
+        assert torch.allclose(trace.output, block.attention(before, causal=True, mask=mask), atol=1e-11, rtol=0)
+
+
 @pytest.mark.parametrize("options", ALL)
 def test_gradcheck(options):
     block = block_of(4, 2, **options)

@@ -26,6 +26,7 @@ from gbattn.cost import count_flops, count_kernels, count_saved_bytes
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
+    loss_of_logits,
     model_cost,
     next_token_loss,
     next_token_probabilities,
@@ -604,6 +605,92 @@ def test_decoding_with_a_cache_and_padding_equals_the_full_pass(kind, positions)
     assert (decoded[1, 4:] - full[1, 4:]).abs().max() < 1e-10
     plain = torch.cat([model(long[:, i : i + 1], cache=c) for c in [model.make_caches(1)] for i in range(12)], dim=1)
     assert (plain - model(long)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+@torch.no_grad()
+def test_a_tokenizers_mask_is_the_padding(kind, positions):
+    model, lengths = model_of(kind, positions), torch.tensor([7, 9, 4])
+    tokens, mask = tokens_of(), padding_mask(lengths, 9)
+    real = mask[:, 0, 0].long()
+    assert torch.equal(model(tokens, padding=real), model(tokens, mask=mask))
+    assert torch.equal(model.outputs(tokens, padding=real).logits, model(tokens, mask=mask))
+    for row, length in zip(range(3), lengths):
+        alone = model(tokens[row : row + 1, :length])
+        assert (model(tokens, padding=real)[row : row + 1, :length] - alone).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+def test_outputs_are_those_of_the_forward_pass(kind, positions):
+    model, tokens = model_of(kind, positions), tokens_of()
+    targets = tokens.roll(-1, 1).masked_fill(tokens == 0, -100)
+    for traces in (False, True):
+        for reduction in ("mean", "sum"):
+            found = model.outputs(tokens, targets, traces=traces, reduction=reduction)
+            assert (found.logits - model(tokens)).abs().max() < 1e-10
+            assert (found.loss - model(tokens, targets, reduction=reduction)).abs() < 1e-10
+            assert len(found.hidden_states) == 1 + len(model.blocks)
+            assert (model.logits(found.hidden_states[-1]) - found.logits).abs().max() < 1e-12
+        gradients = torch.autograd.grad(found.loss, list(model.parameters()), retain_graph=True)
+        wanted = torch.autograd.grad(model(tokens, targets, reduction="sum"), list(model.parameters()))
+        assert all((a - b).abs().max() < 1e-8 * max(1, b.abs().max()) for a, b in zip(gradients, wanted))
+    for i, (block, trace) in enumerate(zip(model.blocks, found.traces, strict=True)):
+        with torch.no_grad():
+            assert (block(found.hidden_states[i], causal=True) - found.hidden_states[i + 1]).abs().max() < 1e-10
+        assert len(trace.rounds) == getattr(block.attention, "rounds", 1)
+    bare = model.outputs(tokens)
+    assert bare.loss is None and bare.traces is None
+
+
+@torch.no_grad()
+def test_outputs_decode_with_a_cache():
+    model, tokens = model_of("boosted"), tokens_of()
+    caches, whole = model.make_caches(3), model.outputs(tokens)
+    for start, stop in ((0, 4), (4, 9)):
+        part = model.outputs(tokens[:, start:stop], traces=start == 4, cache=caches)
+        assert (part.logits - whole.logits[:, start:stop]).abs().max() < 1e-10
+        for state, all_of_it in zip(part.hidden_states, whole.hidden_states):
+            assert (state - all_of_it[:, start:stop]).abs().max() < 1e-10
+    assert part.traces[1].rounds[1].weights.shape == (3, 2, 5, 9)
+
+
+def test_a_loss_of_logits_is_the_loss_without_them():
+    h, W, y = torch.randn(6, 4, dtype=F64), torch.randn(V, 4, dtype=F64), torch.tensor([0, 3, -100, 5, 22, 1])
+    for reduction in ("mean", "sum"):
+        a, b = next_token_loss(h, W, y, reduction=reduction), loss_of_logits(h @ W.T, y, reduction=reduction)
+        assert (a - b).abs() < 1e-12
+    halves = loss_of_logits((h @ W.T).bfloat16().unflatten(0, (2, 3)), y.view(2, 3))
+    assert halves.dtype == torch.float32 and (halves - loss_of_logits(h @ W.T, y)).abs() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: loss_of_logits(torch.ones(2, 3, 4), torch.ones(2, 2).long()),
+            r"targets: got shape \(2, 2\); want \(2, 3",
+        ),
+        (
+            lambda: loss_of_logits(torch.ones(2, 4), torch.tensor([1, 4])),
+            "targets: got 1 to 4; want numbers from 0 to 3",
+        ),
+        (lambda: loss_of_logits(torch.ones(2, 4), torch.ones(2)), "targets: got dtype torch.float32; want torch.int64"),
+        (lambda: loss_of_logits(torch.ones(2, 4).long(), torch.ones(2).long()), "logits: got dtype torch.int64"),
+        (lambda: model_of().outputs(tokens_of(), traces=1), "traces: got 1; want True or False"),
+        (lambda: model_of().outputs(tokens_of(), tokens_of(2)), r"targets: got shape \(2, 9\); want"),
+        (
+            lambda: model_of()(tokens_of(), padding=torch.ones(3, 9)),
+            "padding: got dtype torch.float32; want torch.bool",
+        ),
+        (
+            lambda: model_of()(tokens_of(), padding=torch.ones(3, 8).long()),
+            r"padding: got shape \(3, 8\); want \(B, S\)",
+        ),
+    ],
+)
+def test_errors_of_outputs_and_padding_name_what_is_wrong(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
 
 
 def test_a_learned_position_is_the_row_of_its_number():

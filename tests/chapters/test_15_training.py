@@ -1296,6 +1296,69 @@ def test_a_model_of_ones_own_needs_the_sum_and_nothing_else():
     assert evaluate(Plain(), TOKENS).loss == pytest.approx(evaluate(Toy(), TOKENS).loss, rel=1e-6)
 
 
+class Pair(Toy):
+    """As nanoGPT: the mean of its own targets, of which −1 is not scored, beside the logits."""
+
+    def forward(self, idx, targets=None):
+        logits = self.logits(idx)
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+class HuggingFace(Toy):
+    """As Hugging Face's models: labels, which it shifts itself, a cache, and an object."""
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, use_cache=None, **kwargs):
+        assert attention_mask is None and labels is None and use_cache is False and not kwargs
+        return SimpleNamespace(logits=self.logits(input_ids), loss=None)
+
+
+class LossFirst(Toy):
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.logits(x).flatten(0, 1), y.flatten()), self.logits(x)
+
+
+class LogitsAlone(Toy):
+    def forward(self, x, mask=None):
+        assert mask is None
+        return self.logits(x)
+
+
+OTHERS = [Pair, HuggingFace, LossFirst, LogitsAlone]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_of_another_kind_trains_and_scores_as_one_with_a_summed_loss(kind):
+    expected, model = Toy(), kind()
+    wanted, history = run(expected, accumulation=2), run(model, accumulation=2)
+    assert history.loss == pytest.approx(wanted.loss, rel=1e-6)
+    assert history.validation_loss == pytest.approx(wanted.validation_loss, rel=1e-6)
+    assert torch.allclose(weights(model), weights(expected), atol=1e-6)
+    for context in (0, 3):  # what was read before is a target of −100
+        scores = evaluate(model, TOKENS, context=context), evaluate(expected, TOKENS, context=context)
+        assert scores[0].loss == pytest.approx(scores[1].loss, rel=1e-6) and scores[0].n_tokens == scores[1].n_tokens
+
+
+def test_a_model_of_another_kind_without_logits_is_named():
+    class MeanAlone(Toy):
+        def forward(self, x, targets):
+            return self.logits(x).mean()
+
+    with pytest.raises(
+        ValueError, match=r"model: got Tensor; want logits \(B, T, V\), alone, in a tuple or as .logits"
+    ):
+        run(MeanAlone())
+
+
+def test_the_length_of_a_hugging_face_model_is_asked_for():
+    model = HuggingFace()
+    model.config.max_position_embeddings = 2048  # and its max_length once was 20, of generation
+    with pytest.raises(ValueError, match="length: got None"):
+        run(model)
+    assert run(model, length=T).finished
+
+
 def test_a_compilation_that_fails_is_one_sentence(tmp_path):
     code = "from test_15_training import run\ntry:\n    run(compile=True)\n"
     code += "except RuntimeError as error:\n    print(error)"

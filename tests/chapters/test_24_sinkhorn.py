@@ -258,9 +258,18 @@ def test_explain_is_forward_and_its_weights_are_balanced(options):
 
 def test_a_padded_batch_is_its_sequences_alone():
     layer, x, lengths = layer_of(), drawn(2, 7, 16), torch.tensor([4, 7])
-    output = layer(x, mask=padding_mask(lengths, 7))
+    output, real = layer(x, mask=padding_mask(lengths, 7)), padding_mask(lengths, 7)[:, 0, 0].long()
     for b, length in enumerate(lengths):
         assert torch.allclose(output[b, :length], layer(x[b : b + 1, :length])[0], atol=1e-9, rtol=0)
+    assert torch.equal(layer(x, padding=real), output)
+    assert torch.equal(layer.explain(x, padding=real).output, output)
+    packed = torch.block_diag(torch.ones(2, 2), torch.ones(5, 5)).bool()
+    output = layer(x, mask=packed, padding=real)
+    assert torch.allclose(output[0, :4], layer(x[:1, :4], mask=packed[:4, :4])[0], atol=1e-9, rtol=0)
+    assert torch.allclose(output[1], layer(x[1:], mask=packed)[0], atol=1e-9, rtol=0)
+    context = drawn(2, 7, 16, seed=1)
+    output = layer(x, context=context, padding=real)
+    assert torch.allclose(output[:1], layer(x[:1], context=context[:1, :4]), atol=1e-9, rtol=0)
 
 
 def test_the_mean_over_tokens_does_not_depend_on_the_scores():

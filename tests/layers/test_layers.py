@@ -218,6 +218,68 @@ def test_padding_changes_no_real_token_and_gets_no_gradient(kind, options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_tokenizers_mask_is_one_more_mask(kind):
+    """Boolean or of any integers, alone and beside causality and every mask."""
+    layer, x, lengths = layer_of(kind), tokens(), torch.tensor([5, 7])
+    hidden = padding_mask(lengths, 7)
+    for causal in (False, True):
+        for mask in some_masks(kind):
+            both = hidden if mask is None else mask & hidden if mask.dtype == torch.bool else None
+            both = mask.masked_fill(~hidden, -torch.inf) if both is None else both
+            for dtype in (torch.bool, torch.int64, torch.uint8):
+                told = dict(causal=causal, mask=mask, padding=hidden[:, 0, 0].to(dtype))
+                assert torch.equal(layer(x, **told), layer(x, causal=causal, mask=both))
+            assert torch.equal(layer.explain(x, **told).output, layer.explain(x, causal=causal, mask=both).output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_of_padding_alone_gets_the_output_bias_and_finite_gradients(kind):
+    layer, x, real = layer_of(kind), tokens().requires_grad_(), torch.tensor([[0] * 7, [1] * 7])
+    for causal in (False, True):
+        for method in (layer, lambda x, **told: layer.explain(x, **told).output):
+            output = method(x, padding=real, causal=causal)
+            assert (output[0] - layer.out.bias).abs().max() < EXACT
+            for gradient in torch.autograd.grad(output.square().sum(), [x, *layer.parameters()], allow_unused=True):
+                assert gradient is None or torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("kind", CROSS)
+@torch.no_grad()
+def test_padding_of_a_context_is_that_of_the_context(kind):
+    layer, x, context = layer_of(kind), tokens(), tokens(2, 5, seed=3)
+    output = layer(x, context=context, padding=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]))
+    assert (output[1:] - layer(x[1:], context=context[1:, :2])).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_padding_and_a_cache_are_about_all_keys(kind):
+    layer, x, lengths = layer_of(kind), tokens(), torch.tensor([4, 7])
+    real, cache, outputs, end = padding_mask(lengths, 7, side="left")[:, 0, 0], layer.make_cache(2, 7), [], 0
+    for part in x.split([2, 3, 1, 1], dim=1):
+        end += part.shape[1]
+        outputs.append(layer(part, causal=True, cache=cache, padding=real[:, :end]))
+    output = torch.cat(outputs, dim=1)
+    for b, length in enumerate(lengths):
+        alone = layer(x[b : b + 1, 7 - length :], causal=True)
+        assert (output[b : b + 1, 7 - length :] - alone).abs().max() < EXACT
+    with pytest.raises(ValueError, match=r"padding: got shape \(2, 1\); want \(B, S\) with B = 2, S = 3"):
+        cache.crop(0)
+        layer(x[:, :2], causal=True, cache=cache)
+        layer(x[:, 2:3], causal=True, cache=cache, padding=real[:, :1])
+
+
+@pytest.mark.parametrize("kind", FEW)
+@torch.no_grad()
+def test_where_there_are_as_many_sequences_as_tokens_padding_is_not_a_mask(kind):
+    layer, x = layer_of(kind), tokens(4, 4)
+    real = padding_mask(torch.tensor([1, 2, 3, 4]), 4)
+    assert torch.equal(layer(x, padding=real[:, 0, 0]), layer(x, mask=real))
+    assert (layer(x, padding=real[:, 0, 0]) - layer(x, mask=real[:, 0, 0][None, None])).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_token_that_may_attend_to_nothing_gets_the_output_bias(kind):
     layer, x = layer_of(kind), tokens().requires_grad_()
     allowed = torch.ones(7, 7, dtype=torch.bool)
