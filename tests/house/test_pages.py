@@ -145,7 +145,7 @@ def test_a_style_that_draws_names_in_a_colour_of_their_own(site):
 
 
 def test_a_site_that_is_heavy(site, monkeypatch):
-    monkeypatch.setattr(pages, "MEGABYTES", 0.001)
+    monkeypatch.setattr(pages, "MEGABYTES", 1e-6)
     (broken,) = pages.the_site_is_light(site)
     assert "The site has" in broken and "see what grew" in broken
 
