@@ -242,6 +242,14 @@ class AttentionSizes(NamedTuple):
         one = self.moved(7 * n + 4 * self.kv_dim, 2 * n + self.kv_dim)
         return 2 * (one + Cost(parameters=2 * self.kv_dim))
 
+    def norms(self, own_keys: bool = True) -> Cost:
+        """Cost of normalising each head of the queries, and of keys of their own, if
+        the layer has ``qk_norm``: its gains. What it moves is not counted, nor is what
+        rotary positions move."""
+        if self.layer.key_norm is None:
+            return Cost()
+        return Cost(parameters=(1 + own_keys) * self.layer.head_dim)
+
     def attention(self, kv_dim: int) -> Cost:
         """Cost of one attention. Two products forward; five backward, as the fused
         kernel recomputes its scores from the sums of exponentials that it saved."""
@@ -302,7 +310,7 @@ def one_round(p: AttentionSizes) -> Parts:
         "projections": projections + p.project(p.T, p.D, saved=False),
         "attention": p.attention(p.kv_dim),
         "gate": Cost(),
-        "elementwise": p.shift(),
+        "elementwise": p.shift() + p.norms(),
     }
 
 # %% ../nbs/10_cost.ipynb #797c0c70
@@ -336,6 +344,7 @@ def _boosted_parts(p: AttentionSizes) -> Parts:
         project += p.keys_and_values()
     read = "residual" in (layer.kv_from, layer.query_from)
     residual = p.moved(3 * p.numel, p.numel * read)
+    residual += p.norms(own_keys=layer.kv_from != "shared")
     if layer.kv_from != "shared":
         residual += p.shift()
     update = p.moved(4 * p.numel if n == p.D else 3 * p.numel + rows * n)
