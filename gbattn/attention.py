@@ -274,10 +274,8 @@ def _dense_mask(function: Callable, sizes, device) -> torch.Tensor:
         "one to torch.bool, True = may attend",
     )
     require(mask.dtype == torch.bool, "mask", got, want)
-    for axis in (0, 1):
-        if mask.stride(axis) == 0:
-            mask = mask.narrow(axis, 0, 1)
-    return mask
+    one = [slice(0, 1 if mask.stride(axis) == 0 else None) for axis in (0, 1)]
+    return mask[tuple(one)]
 
 
 def _block_mask(sizes, device, start, causal, mask, padding):
@@ -890,9 +888,10 @@ class KeyValueCache:
         """The number of keys that `extend` returns once there are so many new ones."""
         return self.length + tokens
 
-    def newest(self, x: torch.Tensor, tokens: int, dim: int = 2) -> torch.Tensor:
-        """Return of all keys, or what goes with them, those of so many new tokens."""
-        return x.narrow(dim, x.shape[dim] - tokens, tokens)
+    def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Return of all keys (…, S, width), or what goes with them, those of so many
+        new tokens."""
+        return x[..., x.shape[-2] - tokens :, :]
 
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Add `new` (B, heads, rows, width) to the memory `name` at the next
@@ -1040,9 +1039,9 @@ class StaticCache(KeyValueCache):
         """The number of keys that `extend` returns: ``max_length``."""
         return self.max_length
 
-    def newest(self, x: torch.Tensor, tokens: int, dim: int = 2) -> torch.Tensor:
+    def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
         """As `KeyValueCache.newest`."""
-        return x.index_select(dim, self.places(tokens))
+        return x.index_select(-2, self.places(tokens))
 
     def hide_later(
         self, mask: torch.Tensor | None, queries: int, tokens: int, causal: bool
@@ -2035,7 +2034,7 @@ class LinearAttention(MultiHeadAttention):
                 want = "(1, S) or (B, 1, 1, S) with a cache"
                 require(False, "mask", f"shape {tuple(mask.shape)}", want)
             if mask.shape[-1] > 1:
-                mask = inputs.cache.newest(mask, k.shape[2], -1)
+                mask = inputs.cache.newest(mask.mT, k.shape[2]).mT
             visible = k.masked_fill(~mask.mT, 0)
         wide = at_least_float32(k.dtype)
         update = visible.to(wide).mT @ v.to(wide)

@@ -301,7 +301,9 @@ def test_block_masks_give_what_dense_ones_give(kind):
         here, far = layer(x, **told), there(x.cuda(), **moved)
         assert (far.cpu() - here).abs().max() < 1e-3
         for a, b in zip(layer.parameters(), there.parameters()):
-            one, other = (torch.autograd.grad(y.square().mean(), w, retain_graph=True) for y, w in ((here, a), (far, b)))
+            one, other = (
+                torch.autograd.grad(y.square().mean(), w, retain_graph=True) for y, w in ((here, a), (far, b))
+            )
             assert (one[0] - other[0].cpu()).abs().max() < 1e-3
 
 
