@@ -1177,7 +1177,8 @@ def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
         may = may.expand(*may.shape[:-2], T, room)
         before = (places - 1).clamp(min=0)
         if inputs.source is inputs.x:
-            joined = may.take_along_dim(before[:, None], -1)[..., 0]
+            index = before[:, None].expand(*may.shape[:-1], 1)
+            joined = may.gather(-1, index)[..., 0]
         else:
             joined = (may[..., places] & may[..., before]).any(-2)
         return joined.any(1) if joined.ndim == 3 else joined
