@@ -1093,7 +1093,8 @@ class DecodeStep(nn.Module):
 
     Notes
     -----
-    For ``torch.export``, and to capture in a CUDA graph. Source: appendix W.
+    For ``torch.export``, and to capture in a CUDA graph. What is exported writes into
+    the same caches. Source: appendix W.
     """
 
     def __init__(self, module: nn.Module, cache, **options) -> None:
@@ -1735,8 +1736,10 @@ class MultiHeadAttention(nn.Module):
             want = self.rotary, self.head_dim, T
             require(got == want, "positions", f"angles of {got}", f"of {want}")
             return positions
-        if positions is None:
+        if positions is None and isinstance(past, torch.Tensor):
             positions = past + torch.arange(T, device=x.device)
+        elif positions is None:
+            positions = torch.arange(past, past + T, device=x.device)
         else:
             fits = lambda p: tuple(getattr(p, "shape", ())) in ((T,), (B, T))
             want = lambda: f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"

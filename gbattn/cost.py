@@ -244,8 +244,7 @@ class AttentionSizes(NamedTuple):
 
     def norms(self, own_keys: bool = True) -> Cost:
         """Cost of normalising each head of the queries, and of keys of their own, if
-        the layer has ``qk_norm``: its gains. What it moves is not counted, nor is what
-        rotary positions move."""
+        the layer has ``qk_norm``: the gains. What it moves is not counted."""
         if self.layer.key_norm is None:
             return Cost()
         return Cost(parameters=(1 + own_keys) * self.layer.head_dim)
@@ -470,8 +469,10 @@ def attention_cost(
 
     Notes
     -----
-    Without dropout and without a mask. Bytes are those of a pass without a cache,
-    and leave out rotary positions; for linear attention, those of its attention are a
+    Without dropout, a mask and functions of masks or scores; the weights that a score
+    function forms on a CPU are not counted, nor the keys that a static cache reads
+    beyond past + T. Bytes are those of a pass without a cache, and leave out rotary
+    positions and the norms of ``qk_norm``; for linear attention, those of its attention are a
     lower bound: what comes in and goes out. Source: chapter 10.
     """
     options = dict(context=context, past=past, batch_size=batch_size)
