@@ -250,7 +250,8 @@ class ModelConfig:
         As in `gbattn.blocks.Block`.
     positions : {"learned", "rotary"}
         A table of vectors added to the tokens, or rotary queries and keys, with base
-        10000 unless ``attention_options`` has another ``rotary``.
+        10000 unless ``attention_options`` has another ``rotary``: a base, or fields of
+        a `gbattn.attention.Rotary`.
     dropout : float
         Dropout probability of the embedded tokens and of the sublayers' outputs.
     tie_embeddings : bool
