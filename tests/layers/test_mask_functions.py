@@ -203,7 +203,9 @@ def test_functions_of_a_context_have_its_places(kind):
 @pytest.mark.parametrize("kind", FEW_SOFTMAX)
 def test_functions_compile_and_have_gradients(kind):
     torch._dynamo.reset()
-    layer, x = layer_of(kind), tokens().requires_grad_()
+    rotary = {"base": 100.0, "scaling": "yarn", "factor": 4.0, "original_length": 32}
+    options = {} if "shift" in kind else {"rotary": rotary, "qk_norm": True}
+    layer, x = layer_of(kind, **options), tokens().requires_grad_()
     told = dict(causal=True, mask=same_document(IDS), score_mod=alibi(H))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     fast, slow, naive = compiled(x, **told), layer(x, **told), layer.explain(x, **told).output
@@ -288,16 +290,14 @@ def test_block_masks_give_what_dense_ones_give(kind):
     layer, x = layer_of(kind, **sizes), tokens(B, n, dtype=torch.float32, d_model=64)
     there, ids = copy.deepcopy(layer).cuda(), torch.arange(n).expand(B, n) // 70
     real = padding_mask(torch.tensor([200, n]), n)[:, 0, 0]
-    for told in (
-        dict(mask=sliding_window(50)),
-        dict(mask=same_document(ids), causal=True),
-        dict(score_mod=soft_cap(2.0), causal=True, padding=real),
-    ):
-        moved = told | {k: told[k].cuda() for k in told if k == "padding"}
-        if "ids" in str(told.get("mask")):
-            moved |= dict(mask=same_document(ids.cuda()))
-        if told.get("mask") is not None and told.get("causal"):
-            moved |= dict(mask=same_document(ids.cuda()))
+    on_both = lambda make: [make(torch.device(kind)) for kind in ("cpu", "cuda")]
+    calls = [
+        on_both(lambda device: dict(mask=sliding_window(50))),
+        on_both(lambda device: dict(mask=same_document(ids.to(device)), causal=True)),
+        on_both(lambda device: dict(score_mod=soft_cap(2.0), causal=True, padding=real.to(device))),
+        on_both(lambda device: dict(score_mod=alibi(H, device=device), mask=sliding_window(50))),
+    ]
+    for told, moved in calls:
         here, far = layer(x, **told), there(x.cuda(), **moved)
         assert (far.cpu() - here).abs().max() < 1e-3
         for a, b in zip(layer.parameters(), there.parameters()):
