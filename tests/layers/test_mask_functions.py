@@ -290,7 +290,7 @@ def test_block_masks_give_what_dense_ones_give(kind):
     layer, x = layer_of(kind, **sizes), tokens(B, n, dtype=torch.float32, d_model=64)
     there, ids = copy.deepcopy(layer).cuda(), torch.arange(n).expand(B, n) // 70
     real = padding_mask(torch.tensor([200, n]), n)[:, 0, 0]
-    on_both = lambda make: [make(torch.device(kind)) for kind in ("cpu", "cuda")]
+    on_both = lambda make: [make(torch.device(name)) for name in ("cpu", "cuda")]
     calls = [
         on_both(lambda device: dict(mask=sliding_window(50))),
         on_both(lambda device: dict(mask=same_document(ids.to(device)), causal=True)),
@@ -299,12 +299,12 @@ def test_block_masks_give_what_dense_ones_give(kind):
     ]
     for told, moved in calls:
         here, far = layer(x, **told), there(x.cuda(), **moved)
-        assert (far.cpu() - here).abs().max() < 1e-3
+        assert (far.cpu() - here).abs().max() < 1e-3 * here.abs().max()
         for a, b in zip(layer.parameters(), there.parameters()):
             one, other = (
                 torch.autograd.grad(y.square().mean(), w, retain_graph=True) for y, w in ((here, a), (far, b))
             )
-            assert (one[0] - other[0].cpu()).abs().max() < 1e-3
+            assert (one[0] - other[0].cpu()).abs().max() < 1e-3 * max(1, one[0].abs().max())
 
 
 def test_block_masks_are_for_a_gpu_alone():
