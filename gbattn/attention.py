@@ -4,19 +4,25 @@
 
 # %% auto #0
 __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads', 'merge_heads', 'causal_mask',
-           'padding_mask', 'attention_weights', 'attend', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache',
-           'Round', 'Trace', 'AttentionInputs', 'check_tokens', 'reset_projection', 'make_projection', 'project',
-           'MultiHeadAttention', 'LinearAttention', 'TorchAttention', 'register', 'check_options', 'make_attention']
+           'padding_mask', 'sliding_window', 'prefix', 'same_document', 'alibi', 'soft_cap', 'attention_weights',
+           'attend', 'Rotary', 'RotaryAngles', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache', 'StaticCache',
+           'DecodeStep', 'Round', 'Trace', 'AttentionInputs', 'check_tokens', 'reset_projection', 'make_head_norm',
+           'make_projection', 'project', 'MultiHeadAttention', 'LinearAttention', 'TorchAttention', 'register',
+           'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
+import copy
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache as run_once
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as nnf
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from gbattn.conventions import (
     COUNT,
@@ -28,6 +34,7 @@ from gbattn.conventions import (
     PROBABILITY,
     Rule,
     check,
+    check_fields,
     check_tensor,
     describe,
     divisor_of,
@@ -79,6 +86,7 @@ _EVEN: Rule = (
     "an even number of features, to turn in pairs",
 )
 _SCALE = optional(POSITIVE)
+_FUNCTION = optional((callable, "a function (score, b, h, q_idx, kv_idx) -> score"))
 _BASE = number("a finite base above 1, such as 10000.0", lambda x: x > 1)
 _HIDDEN = -1e4  # the weight of a key with such a bias is zero
 _MASK: Rule = (
@@ -113,7 +121,7 @@ def _check_mask(
     mask: torch.Tensor | None, device: torch.device, full: tuple[int, ...]
 ) -> None:
     """A mask is (T, S) or (B, H, T, S), boolean or additive; a size may be 1."""
-    if mask is None:
+    if mask is None or callable(mask):
         return
     check_tensor("mask", mask, "…", dtype=_MASK, device=device, of="q")
     sizes = zip(mask.shape[::-1], full[::-1])
@@ -142,7 +150,7 @@ def _hide_padding(mask: torch.Tensor | None, padding: torch.Tensor) -> torch.Ten
     return mask.masked_fill(~real, -math.inf)
 
 
-def _check_attention(q, k, v, causal, mask, scale) -> None:
+def _check_attention(q, k, v, causal, mask, scale, score_mod=None) -> None:
     check_tensor("q", q, "B H T K", dtype=FLOATING)
     (B, H, T, K), like = q.shape, dict(dtype=q.dtype, device=q.device, of="q")
     check_tensor("k", k, "B G S K", B=B, K=K, positive="G S", **like)
@@ -152,7 +160,7 @@ def _check_attention(q, k, v, causal, mask, scale) -> None:
         require(False, "k", f"{G} heads", want)
     if v is not None:
         check_tensor("v", v, "B G S Kv", B=B, G=G, S=S, **like)
-    check(scale=(scale, _SCALE))
+    check(scale=(scale, _SCALE), score_mod=(score_mod, _FUNCTION))
     _check_causal(causal, T, S)
     _check_mask(mask, q.device, (B, H, T, S))
 
@@ -230,6 +238,160 @@ def padding_mask(
     from_its_end = place if side == "right" else place.flip(0)
     return (from_its_end < lengths[:, None])[:, None, None, :]  # (B, 1, 1, S)
 
+# %% ../nbs/06_attention.ipynb #3f1c7a90
+#| code-fold: true
+class _IndexByTensors(TorchFunctionMode):
+    """Lets x[i] take an index i of vmap, which torch would read as a number."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__getitem__:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if all(isinstance(i, torch.Tensor) for i in index):
+                return torch.ops.aten.index(args[0], list(index))
+        return function(*args, **(kwargs or {}))
+
+
+def _over_pairs(function: Callable, sizes, device, *scores) -> torch.Tensor:
+    """A mask or score function at all pairs of a query and a key, (B, H, T, S). Where
+    it depends on no sequence or no head, their stride is 0."""
+    for axis in (3, 2, 1, 0):
+        one = [0 if i == axis else None for i in range(4)]
+        function = torch.vmap(function, in_dims=(*(0 for _ in scores), *one))
+    with _IndexByTensors():
+        return function(*scores, *(torch.arange(n, device=device) for n in sizes))
+
+
+def _at_place(function: Callable, start: int | torch.Tensor) -> Callable:
+    """The function with the first query at a place that is not the first key's."""
+    return lambda *args: function(*args[:-2], args[-2] + start, args[-1])
+
+
+def _dense_mask(function: Callable, sizes, device) -> torch.Tensor:
+    """The boolean mask of a function, (B or 1, H or 1, T, S)."""
+    mask = _over_pairs(function, sizes, device)
+    got, want = (
+        f"a function to {mask.dtype}",
+        "one to torch.bool, True = may attend",
+    )
+    require(mask.dtype == torch.bool, "mask", got, want)
+    one = [slice(0, 1 if mask.stride(axis) == 0 else None) for axis in (0, 1)]
+    return mask[tuple(one)]
+
+
+def _block_mask(sizes, device, start, causal, mask, padding):
+    """FlexAttention's block mask of all that hides."""
+    from torch.nn.attention.flex_attention import and_masks
+
+    (B, H, T, S), parts = sizes, [] if mask is None else [_at_place(mask, start)]
+    if causal:
+        parts.append(lambda b, h, q, k: k <= q + (S - T))
+    if padding is not None:
+        parts.append(lambda b, h, q, k: padding[b, k])
+    both = and_masks(*parts)
+    if parts:  # one for all sequences and heads, if it depends on neither
+        B, H = _dense_mask(both, (B, H, 1, 1), device).shape[:2]
+    return _compiled("create_block_mask")(both, B, H, T, S, device=device)
+
+
+@run_once
+def _compiled(name: str) -> Callable:
+    """A function of torch's FlexAttention; only compiled it never forms T × S."""
+    from torch.nn.attention import flex_attention
+
+    return torch.compile(getattr(flex_attention, name))
+
+
+def _resolve_functions(
+    sizes, device, start, causal, mask, score_mod=None, padding=None, blocks=False
+) -> tuple[object, bool, Callable | None]:
+    """Mask, causal flag and score function as the kernels take them: with `blocks` a
+    block mask for all that hides, where there is a function; else a tensor."""
+    if score_mod is not None:
+        score_mod = _at_place(score_mod, start)
+    plain = isinstance(mask, torch.Tensor) or (mask is None and score_mod is None)
+    if blocks and not plain:
+        mask = _block_mask(sizes, device, start, causal, mask, padding)
+        return mask, False, score_mod
+    if callable(mask):
+        mask = _dense_mask(_at_place(mask, start), sizes, device)
+    if padding is not None:
+        mask = _hide_padding(mask, padding)
+    return mask, causal, score_mod
+
+
+def _flex_kernel_for(x: torch.Tensor) -> bool:
+    """Whether torch has a FlexAttention kernel, with gradients, for such numbers."""
+    return x.is_cuda and x.dtype != torch.float64
+
+# %% ../nbs/06_attention.ipynb #5b2e8d14
+#| code-fold: true
+def sliding_window(size: int) -> Callable:
+    """Return the mask function of a window: a query attends to keys less than `size`
+    places away, itself among them.
+
+    Notes
+    -----
+    A mask function takes b, h, q_idx and kv_idx, the numbers of a sequence, a head, a
+    query and a key, as torch's FlexAttention calls it, and returns True where the query
+    may attend. Places are counted over all keys: with a past, the first new query is
+    not number 0. torch's ``and_masks`` and ``or_masks`` combine such functions. Source:
+    chapter 6 and appendix W.
+    """
+    check(size=(size, COUNT))
+    return lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() < size
+
+
+def prefix(length: int | torch.Tensor) -> Callable:
+    """Return the mask function of a causal mask with a prefix, which every query may
+    attend to; an integer, or one for each sequence, (B,).
+
+    Notes
+    -----
+    Without ``causal=True``, which would hide the end of the prefix from its start.
+    Source: appendix W; Raffel et al. (2020).
+    """
+    if isinstance(length, torch.Tensor):
+        check_tensor("length", length, "B", dtype=INTEGRAL)
+        return lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) | (kv_idx < length[b])
+    check(length=(length, _SIZE))
+    return lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) | (kv_idx < length)
+
+
+def same_document(ids: torch.Tensor) -> Callable:
+    """Return the mask function of packed sequences: a query attends to keys of its own
+    document. Numbers of documents, integers (B, S), those in a cache first."""
+    check_tensor("ids", ids, "B S", dtype=INTEGRAL)
+    return lambda b, h, q_idx, kv_idx: ids[b, q_idx] == ids[b, kv_idx]
+
+
+def alibi(n_heads: int, *, device=None) -> Callable:
+    """Return the score function of ALiBi: head h loses 2^(−8(h+1)/H) of a score for
+    each place between query and key.
+
+    Notes
+    -----
+    A score function takes a score, scale · q·k, and what a mask function takes, and
+    returns another score. Source: appendix W; Press, Smith and Lewis (2022), whose
+    slopes for a number of heads that is no power of 2 are others.
+    """
+    check(n_heads=(n_heads, COUNT))
+    slopes = 2 ** (-8 / n_heads * torch.arange(1, n_heads + 1, device=device))
+    return lambda score, b, h, q_idx, kv_idx: (
+        score - slopes[h] * (q_idx - kv_idx).abs()
+    )
+
+
+def soft_cap(cap: float) -> Callable:
+    """Return the score function cap · tanh(score / cap), which keeps every score
+    below `cap` in size.
+
+    Notes
+    -----
+    Source: appendix W; Gemma Team (2024).
+    """
+    check(cap=(cap, POSITIVE))
+    return lambda score, b, h, q_idx, kv_idx: cap * torch.tanh(score / cap)
+
 # %% ../nbs/06_attention.ipynb #dd9e54ba
 #| code-fold: true
 def _combine_masks(
@@ -260,8 +422,9 @@ def attention_weights(
     k: torch.Tensor,
     *,
     causal: bool = False,
-    mask: torch.Tensor | None = None,
+    mask: torch.Tensor | Callable | None = None,
     scale: float | None = None,
+    score_mod: Callable | None = None,
 ) -> torch.Tensor:
     """Return the attention weights A = softmax(scale · q kᵀ + mask), formed.
 
@@ -270,7 +433,7 @@ def attention_weights(
     q, k : torch.Tensor
         Queries (B, H, T, K) and keys (B, G, S, K); G divides H, and each key head
         serves H/G query heads.
-    causal, mask, scale
+    causal, mask, scale, score_mod
         As in `attend`.
 
     Returns
@@ -284,8 +447,20 @@ def attention_weights(
     Half precision is computed in float32. For a boolean mask and one head this is
     `gbattn.smoothers.softmax_weights`. Source: chapter 6.
     """
-    _check_attention(q, k, None, causal, mask, scale)
-    (_, H, T, K), (G, S) = q.shape, k.shape[1:3]
+    _check_attention(q, k, None, causal, mask, scale, score_mod)
+    functions = _functions_of(q, k, causal, mask, score_mod, False)
+    return _weights(q, k, *functions, scale)
+
+
+def _functions_of(q, k, causal, mask, score_mod, blocks):
+    (B, H, T, _), S = q.shape, k.shape[2]
+    start = S - T if causal else 0
+    options = causal, mask, score_mod, None, blocks
+    return _resolve_functions((B, H, T, S), q.device, start, *options)
+
+
+def _weights(q, k, mask, causal, score_mod=None, scale=None):
+    (B, H, T, K), (G, S) = q.shape, k.shape[1:3]
     mask, causal = _combine_masks(mask, causal, T, S, q)
     if causal:
         mask = causal_mask(T, S, device=q.device)
@@ -294,6 +469,9 @@ def attention_weights(
     with full_precision(q):
         scores = q.to(wide) @ k.to(wide).mT  # (B, H, T, S)
     scores = scores * (K**-0.5 if scale is None else scale)
+    if score_mod is not None:
+        changed = _over_pairs(score_mod, (B, H, T, S), q.device, scores)
+        scores = changed.to(wide)
     if mask is None:
         return scores.softmax(-1).to(q.dtype)
     if mask.dtype == torch.bool:
@@ -313,8 +491,9 @@ def attend(
     v: torch.Tensor,
     *,
     causal: bool = False,
-    mask: torch.Tensor | None = None,
+    mask: torch.Tensor | Callable | None = None,
     scale: float | None = None,
+    score_mod: Callable | None = None,
     dropout_p: float = 0.0,
 ) -> torch.Tensor:
     """Return A v with A = softmax(scale · q kᵀ + mask), without forming A.
@@ -327,12 +506,15 @@ def attend(
     causal : bool
         Whether a query may attend to no later key. The last query stands at the
         last key, so S − T keys are a past that every query may attend to.
-    mask : torch.Tensor, optional
+    mask : torch.Tensor or callable, optional
         Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
         attend, or floating, added to the scores. With `causal`, both hold. On a
-        CPU, floats that are all 0 or 1 are refused: write ``mask.bool()``.
+        CPU, floats that are all 0 or 1 are refused: write ``mask.bool()``. Or a mask
+        function as FlexAttention has it, see `sliding_window`.
     scale : float, optional
         One over the temperature; 1/√K by default.
+    score_mod : callable, optional
+        A score function as FlexAttention has it, see `alibi`.
     dropout_p : float
         Each weight is set to zero with this probability and the others are divided
         by 1 − dropout_p; forms T × S matrices on a CPU.
@@ -348,25 +530,158 @@ def attend(
     Activation memory is linear in T and S unless there is dropout, a mask that is
     learned, or values of another width than the keys. `causal` together with a mask,
     or with a past (S > T > 1), becomes one mask of T × S numbers, not one for each
-    head unless the mask has heads. Not every fused kernel can be differentiated
+    head unless the mask has heads. A mask function becomes a mask of T × S numbers,
+    and a score function forms the weights; on a GPU both run in FlexAttention's kernel
+    without either, but for float64 and dropout. Not every fused kernel can be differentiated
     twice, or forward; `attention_weights` can. Source: chapter 6; Vaswani et al.
     (2017); torch's ``scaled_dot_product_attention``.
     """
-    _check_attention(q, k, v, causal, mask, scale)
+    _check_attention(q, k, v, causal, mask, scale, score_mod)
     check(dropout_p=(dropout_p, PROBABILITY))
-    return _fused_attention(q, k, v, causal, mask, scale, dropout_p)
+    blocks = _flex_kernel_for(q) and not dropout_p
+    functions = _functions_of(q, k, causal, mask, score_mod, blocks)
+    return _fused_attention(q, k, v, *functions, scale, dropout_p)
 
 
-def _fused_attention(q, k, v, causal, mask, scale=None, dropout_p=0.0):
+def _fused_attention(
+    q, k, v, mask, causal, score_mod=None, scale=None, dropout_p=0.0
+):
+    options = dict(scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1]))
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        kernel = _compiled("flex_attention")
+        return kernel(q, k, v, score_mod, mask, **options)
+    if score_mod is not None:
+        A = _weights(q, k, mask, causal, score_mod, scale)
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        return nnf.dropout(A, dropout_p) @ v
     mask, causal = _combine_masks(mask, causal, q.shape[2], k.shape[2], q)
-    options = dict(is_causal=causal, scale=scale)
-    options |= dict(enable_gqa=bool(q.shape[1] != k.shape[1]))
+    options |= dict(is_causal=causal)
     return nnf.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
+
+# %% ../nbs/06_attention.ipynb #7c9d2e61
+#| code-fold: true
+_ROTARY = {
+    "base": _BASE,
+    "fraction": number("a share above 0, up to 1", lambda x: 0 < x <= 1),
+    "scaling": one_of("none", "linear", "ntk", "yarn"),
+    "factor": number("a number, 1 or more", lambda x: x >= 1),
+    "original_length": optional(COUNT),
+    "beta_fast": POSITIVE,
+    "beta_slow": POSITIVE,
+    "attention_factor": optional(POSITIVE),
+    "truncate": FLAG,
+}
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions as data: which features turn, and how fast.
+
+    Parameters
+    ----------
+    base : float
+        Pair i of R features turns by base^(−2i/R) radians a position.
+    fraction : float
+        R is this share of the width K of a head; the other features do not turn.
+    scaling : {"none", "linear", "ntk", "yarn"}
+        How a model is stretched to sequences longer than it was trained on, by
+        `factor`. ``linear`` divides all angles by it. ``ntk`` multiplies the base by
+        factor^(R/(R−2)), which divides the slowest angle by it. ``yarn`` divides the
+        angle of pairs that turn less than `beta_slow` times in `original_length`
+        positions, leaves it where they turn more than `beta_fast` times, and goes
+        linearly between; turned features grow by `attention_factor`.
+    factor : float
+        1 or more.
+    original_length : int, optional
+        Tokens that the model was trained on; ``yarn`` needs it.
+    beta_fast, beta_slow : float
+        Of ``yarn``, in turns.
+    attention_factor : float, optional
+        Of ``yarn``; by default 0.1 ln(factor) + 1.
+    truncate : bool
+        Whether ``yarn`` rounds the first and last of the pairs between.
+
+    Notes
+    -----
+    A layer takes a dict of these, too, which a `gbattn.language_model.ModelConfig` can
+    hold. The tables are transformers', of ``linear``, ``yarn`` and, under the name
+    ``ntk``, ``dynamic``. That one follows the length n of a call: its factor is s·n/L −
+    (s − 1), with s its own and L the original length. Here it is a number, or cached
+    keys would be turned otherwise than new ones. Source: appendix W; Peng et al. (2024).
+    """
+
+    base: float = 10_000.0
+    fraction: float = 1.0
+    scaling: str = "none"
+    factor: float = 1.0
+    original_length: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self, _ROTARY)
+        fits = self.scaling != "yarn" or self.original_length is not None
+        require(fits, "original_length", None, "a positive integer, for 'yarn'")
+        fits = self.scaling != "none" or self.factor == 1
+        require(fits, "factor", self.factor, "1 with scaling='none'")
+
+    @property
+    def amplitude(self) -> float:
+        """What turned features are multiplied by."""
+        if self.scaling != "yarn":
+            return 1.0
+        return self.attention_factor or 0.1 * math.log(self.factor) + 1
+
+    def width(self, head_dim: int) -> int:
+        """The number R of features that turn, of a head's."""
+        return int(head_dim * self.fraction)
+
+    def frequencies(self, head_dim: int, *, device=None) -> torch.Tensor:
+        """Return the radians of each pair a position, (R/2,), float64 where the device
+        has it."""
+        R = self.width(head_dim)
+        check(head_dim=(R, _EVEN))
+        fits = self.scaling != "ntk" or R > 2
+        require(fits, "head_dim", f"{R} features that turn", "4 or more, for 'ntk'")
+        # Far out, single precision would lose an angle's fraction of a turn.
+        mps = device is not None and torch.device(device).type == "mps"
+        wide = torch.float32 if mps else torch.float64
+        pair, base = torch.arange(0, R, 2, device=device, dtype=wide), self.base
+        if self.scaling == "ntk":
+            base = base * self.factor ** (R / (R - 2))
+        speed = base ** (-pair / R)
+        if self.scaling == "linear":
+            return speed / self.factor
+        if self.scaling == "yarn":
+            share = self._share_divided(pair / 2, R)
+            return speed * (1 - share + share / self.factor)
+        return speed
+
+    def _share_divided(self, pair: torch.Tensor, R: int) -> torch.Tensor:
+        """Of each pair, how far its angle is divided, 0 to 1."""
+        turns = lambda n: math.log(self.original_length / (2 * math.pi * n))
+        ends = [turns(n) for n in (self.beta_fast, self.beta_slow)]
+        first, last = (R * end / (2 * math.log(self.base)) for end in ends)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, R - 1)
+        return ((pair - first) / max(last - first, 1e-3)).clamp(0, 1)
+
+
+class RotaryAngles(NamedTuple):
+    """Angles that a model computes once for its layers, which take them as positions:
+    radians (T, R/2) or (B, 1, T, R/2), and the layers' ``rotary`` and ``head_dim``."""
+
+    angles: torch.Tensor
+    rotary: float | Rotary
+    head_dim: int
 
 # %% ../nbs/06_attention.ipynb #ab23d53f
 #| code-fold: true
 def rotary_angles(
-    positions: torch.Tensor, width: int, base: float = 10_000.0
+    positions: torch.Tensor, width: int, base: float | Rotary = 10_000.0
 ) -> torch.Tensor:
     """Return the angles by which rotary positions turn each pair of features.
 
@@ -376,24 +691,26 @@ def rotary_angles(
         Integers (…, T).
     width : int
         Width K of a query or key, even.
-    base : float
-        Above 1. Pair i turns by base^(−2i/K) radians a position.
+    base : float or Rotary
+        Above 1. Pair i turns by base^(−2i/K) radians a position. Or a description with
+        other angles.
 
     Returns
     -------
     torch.Tensor
-        Radians from 0 to 2π, float64 where the device has it, shape (…, T, K/2).
+        Radians from 0 to 2π, float64 where the device has it, shape (…, T, K/2), or
+        (…, T, R/2) where R features turn.
 
     Notes
     -----
     Source: chapter 6; Su et al. (2021).
     """
     check_tensor("positions", positions, "…", dtype=INTEGRAL)
-    check(base=(base, _BASE), width=(width, _EVEN))
-    # Far out, single precision would lose an angle's fraction of a turn.
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    pair = torch.arange(0, width, 2, device=positions.device, dtype=wide)
-    turns = positions[..., None] * base ** (-pair / width)  # (…, T, K/2)
+    if not isinstance(base, Rotary):
+        check(base=(base, _BASE), width=(width, _EVEN))
+        base = Rotary(base)
+    speed = base.frequencies(width, device=positions.device)
+    turns = positions[..., None] * speed  # (…, T, K/2)
     return turns.remainder(2 * math.pi)
 
 
@@ -528,7 +845,11 @@ class KeyValueCache:
 
     Notes
     -----
-    Writing a token copies that token and nothing else. Source: chapter 6.
+    Writing a token copies that token and nothing else. What a layer asks of a cache, in
+    this order: `check_tokens`; ``length`` and `span`, the keys that there will be; once
+    for each name `extend`, `add` or `replace`, and `newest` of what `extend` returned;
+    last `advance`. A cache that stores elsewhere derives from this class and overrides
+    `extend` and what else differs, as `StaticCache` does. Source: chapter 6.
     """
 
     def __init__(
@@ -562,6 +883,15 @@ class KeyValueCache:
         end = self.length + new.shape[2]
         buffer[:, :, self.length : end] = new
         return buffer[:, :, :end]
+
+    def span(self, tokens: int) -> int:
+        """The number of keys that `extend` returns once there are so many new ones."""
+        return self.length + tokens
+
+    def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Return of all keys (…, S, width), or what goes with them, those of so many
+        new tokens."""
+        return x[..., x.shape[-2] - tokens :, :]
 
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Add `new` (B, heads, rows, width) to the memory `name` at the next
@@ -600,7 +930,7 @@ class KeyValueCache:
         """Count tokens, once every name has them. A pass that failed before this
         leaves the cache as it was."""
         room = self.max_length - self.length
-        fits = lambda tokens: _is_length(tokens) and tokens <= room
+        fits = lambda tokens: _is_length(tokens) and self._has_room(tokens)
         check(tokens=(tokens, (fits, lambda: f"an integer from 0 to {room}")))
         missing = [
             n for n in self.shapes if n not in (*self._extended, *self._pending)
@@ -617,15 +947,22 @@ class KeyValueCache:
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens; 0 empties the cache. A memory
         that holds all tokens in one can only be emptied."""
-        whole = f"an integer from 0 to {self.length}"
-        check(length=(length, integer(whole, lambda x: 0 <= x <= self.length)))
+        stored = int(self.length)
+        whole = f"an integer from 0 to {stored}"
+        check(length=(length, integer(whole, lambda x: 0 <= x <= stored)))
         memories = [name for name, shape in self.shapes.items() if len(shape) == 3]
-        possible = not memories or length in (0, self.length)
+        possible = not memories or length in (0, stored)
         require(possible, "length", length, f"0: {memories} cannot forget a part")
         if length == 0:
             for name in memories:
                 self.buffers[name].zero_()
+        self._set_length(length)
+
+    def _set_length(self, length: int) -> None:
         self.length = length
+
+    def _has_room(self, tokens: int) -> bool:
+        return self.length + tokens <= self.max_length
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Replace sequence i by sequence rows[i], as a beam search does; rows (B,)."""
@@ -641,8 +978,10 @@ class KeyValueCache:
         """Bytes of the buffers, filled or not."""
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
-    def _check(self, x: torch.Tensor, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Whether tokens x of a layer that stores these shapes fit in."""
+    def check_tokens(
+        self, x: torch.Tensor, shapes: dict[str, tuple[int, ...]]
+    ) -> None:
+        """Require tokens x (B, T, D) of a layer that stores these shapes to fit in."""
         if self.shapes != shapes:
             want = "the cache of this layer, from its make_cache"
             require(False, "cache", f"one that keeps {self.shapes}", want)
@@ -651,9 +990,136 @@ class KeyValueCache:
         B, T = x.shape[:2]
         if self.batch_size != B:
             require(False, "cache", f"a batch of {self.batch_size}", f"{B}, as x")
-        if self.length + T > self.max_length:
-            got = f"{self.length} tokens and {T} more"
+        if not self._has_room(T):
+            got = f"{int(self.length)} tokens and {T} more"
             require(False, "cache", got, f"at most max_length = {self.max_length}")
+
+
+class StaticCache(KeyValueCache):
+    """A `KeyValueCache` of fixed shapes, for compiled decoding: all ``max_length`` keys
+    are read at each step, and a mask hides those that are not written yet.
+
+    Takes what `KeyValueCache` takes; from ``make_cache(…, static=True)``.
+
+    Attributes
+    ----------
+    length : torch.Tensor
+        Tokens stored so far, an integer on the device of the buffers, written in place.
+
+    Notes
+    -----
+    A program compiled for a step is for every step, and for a CUDA graph nothing moves
+    and nothing is read by Python. In a call, S is ``max_length``: a mask, `padding` and
+    documents go over all of it. Whether there is room is checked on a CPU only, and not
+    in compiled code. Source: chapter 6.
+    """
+
+    def __init__(self, *sizes, device: torch.device | str | None = None, **options):
+        super().__init__(*sizes, device=device, **options)
+        self.length = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it stores something for every token."""
+        return any(len(shape) == 2 for shape in self.shapes.values())
+
+    def places(self, tokens: int) -> torch.Tensor:
+        """The places of so many new tokens, (T,)."""
+        return self.length + torch.arange(tokens, device=self.length.device)
+
+    def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
+        """As `KeyValueCache.extend`, but return all of the buffer."""
+        buffer = self._buffer(name, new, per_token=True)
+        once = name not in self._extended
+        require(once, "name", f"{name!r} twice", "each name once in a pass")
+        self._extended.append(name)
+        return buffer.index_copy_(2, self.places(new.shape[2]), new)
+
+    def span(self, tokens: int) -> int:
+        """The number of keys that `extend` returns: ``max_length``."""
+        return self.max_length
+
+    def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """As `KeyValueCache.newest`."""
+        return x.index_select(-2, self.places(tokens))
+
+    def hide_later(
+        self, mask: torch.Tensor | None, queries: int, tokens: int, causal: bool
+    ) -> torch.Tensor:
+        """Return the mask with the keys hidden that are not written once there are so
+        many new tokens; if causal, those after a query's own."""
+        key = torch.arange(self.max_length, device=self.length.device)
+        last = self.places(tokens)[:, None] if causal else self.length + tokens - 1
+        allowed = (key <= last).expand(queries, -1)
+        if mask is None:
+            return allowed
+        if mask.dtype == torch.bool:
+            return mask & allowed
+        return mask.masked_fill(~allowed, -math.inf)
+
+    def with_tensors(self, tensors: dict[str, torch.Tensor]) -> "StaticCache":
+        """Return a cache over other tensors, of the names in `tensors`."""
+        other = copy.copy(self)
+        other.length = tensors["length"]
+        other.buffers = {name: tensors[name] for name in self.buffers}
+        other._pending, other._extended = {}, []
+        return other
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The state: ``length`` and the buffers, by name."""
+        return {"length": self.length} | self.buffers
+
+    def _set_length(self, length: int) -> None:
+        self.length.fill_(length)
+
+    def _has_room(self, tokens: int) -> bool:
+        fits = lambda length: length + tokens <= self.max_length
+        return _holds(fits, self.length)
+
+
+class DecodeStep(nn.Module):
+    """A step of decoding as a module: new tokens go in, what the layer or model returns
+    for them comes out, and the caches are buffers of the module.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A layer or `gbattn.language_model.LanguageModel`.
+    cache : StaticCache or list of StaticCache
+        What the module takes as ``cache``. Filled or not; the step goes on with it.
+    **options
+        Further arguments of each call, such as ``causal=True``.
+
+    Notes
+    -----
+    For ``torch.export``, and to capture in a CUDA graph. What is exported writes into
+    the same caches. Source: appendix W.
+    """
+
+    def __init__(self, module: nn.Module, cache, **options) -> None:
+        caches = cache if isinstance(cache, list) else [cache]
+        for one in caches:
+            fits, want = (
+                isinstance(one, StaticCache),
+                "a StaticCache, or a list of them",
+            )
+            require(fits, "cache", type(one).__name__, want)
+        super().__init__()
+        self.module, self.options = module, options
+        self.caches, self.alone = caches, not isinstance(cache, list)
+        for i, one in enumerate(caches):
+            for name, tensor in one.tensors.items():
+                self.register_buffer(f"{name}_{i}", tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the module returns for the new tokens."""
+        caches = []
+        for i, one in enumerate(self.caches):
+            state = {name: getattr(self, f"{name}_{i}") for name in one.tensors}
+            caches.append(one.with_tensors(state))
+        cache = caches[0] if self.alone else caches
+        return self.module(x, cache=cache, **self.options)
 
 # %% ../nbs/06_attention.ipynb #7343267c
 #| code-fold: true
@@ -694,6 +1160,7 @@ class AttentionInputs(NamedTuple):
     padding: torch.Tensor | None = (
         None  # (B, S), True = a real token; in the mask, too
     )
+    score_mod: Callable | None = None
 
 # %% ../nbs/06_attention.ipynb #5b0d7b61
 def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
@@ -703,13 +1170,25 @@ def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
     mask, T = inputs.mask, inputs.x.shape[1]
     if mask is None:
         return None
-    past = 0 if inputs.cache is None else inputs.cache.length
+    S = inputs.source.shape[1]
     may = mask if mask.dtype == torch.bool else mask > _HIDDEN
-    may = may.expand(*may.shape[:-2], T, past + inputs.source.shape[1])
+    if isinstance(inputs.cache, StaticCache):
+        # Before the first token of all there is a vector of zeros, joined or not.
+        places, room = inputs.cache.places(S), inputs.cache.max_length
+        may = may.expand(*may.shape[:-2], T, room)
+        before = (places - 1).clamp(min=0)
+        if inputs.source is inputs.x:
+            index = before[:, None].expand(*may.shape[:-1], 1)
+            joined = may.gather(-1, index)[..., 0]
+        else:
+            joined = (may[..., places] & may[..., before]).any(-2)
+        return joined.any(1) if joined.ndim == 3 else joined
+    past = 0 if inputs.cache is None else inputs.cache.length
+    may = may.expand(*may.shape[:-2], T, past + S)
     if inputs.source is inputs.x:
         joined = may.diagonal(past - 1, -2, -1)
     else:
-        joined = (may[..., 1:] & may[..., :-1]).any(-2)
+        joined = (may[..., 1:] & may[..., :-1]).any(-2)[..., max(past - 1, 0) :]
     if joined.ndim == 3:  # for one head or more
         joined = joined.any(1)
     # The first token of all has none before it.
@@ -729,11 +1208,15 @@ def _weight_of(layer: nn.Module) -> torch.Tensor:
 
 
 def check_tokens(
-    name: str, x: torch.Tensor, d_model: int, layer: nn.Module
+    name: str,
+    x: torch.Tensor,
+    d_model: int,
+    layer: nn.Module,
+    positive: str = "T",
 ) -> None:
     """Require floating tokens (B, T, D) on the device and in the dtype of a layer."""
     weight, of = _weight_of(layer), "the weights"
-    sizes = dict(D=d_model, positive="T")
+    sizes = dict(D=d_model, positive="T" if positive else "")
     check_tensor(
         name, x, "B T D", **sizes, dtype=FLOATING, device=weight.device, of=of
     )
@@ -749,6 +1232,27 @@ def reset_projection(
     nn.init.xavier_uniform_(linear.weight, generator=generator)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
+
+
+def make_head_norm(head_dim: int, **factory_kwargs) -> nn.RMSNorm:
+    """Return the normaliser of each head's queries, or keys, with gains of one."""
+    return nn.RMSNorm(head_dim, eps=1e-6, **factory_kwargs)
+
+
+def _read_rotary(
+    rotary: object,
+) -> tuple[float | Rotary | None, Rotary | None]:
+    """The option as a layer holds it, and its description."""
+    if isinstance(rotary, dict):
+        known = [item.name for item in fields(Rotary)]
+        for name in rotary:
+            want = f"fields of a Rotary: {', '.join(known)}"
+            require(name in known, "rotary", repr(name), want)
+        rotary = Rotary(**rotary)
+    if rotary is None or isinstance(rotary, Rotary):
+        return rotary, rotary
+    check(rotary=(rotary, optional(_BASE)))
+    return rotary, Rotary(rotary)
 
 
 def make_projection(inputs: int, outputs: int, **factory_kwargs) -> nn.Linear:
@@ -812,11 +1316,14 @@ class MultiHeadAttention(nn.Module):
         Whether the projections have biases.
     dropout : float
         Probability with which an attention weight is dropped while training.
-    rotary : float, optional
-        Base of rotary positions, such as 10000.0; without it the layer does not
-        depend on positions.
+    rotary : float, Rotary or dict, optional
+        Base of rotary positions, such as 10000.0, or a `Rotary` or its fields; without
+        it the layer does not depend on positions.
     causal : bool
         Default of ``causal`` in a call.
+    qk_norm : bool
+        Whether each head of queries and keys is divided by its root mean square, and
+        multiplied by a gain of its own for each feature, before positions turn it.
     shift : bool
         Whether keys and values are mixed with those of the token before, by a
         `TokenShift` each, before positions turn them. Two neighbours are mixed where
@@ -827,9 +1334,10 @@ class MultiHeadAttention(nn.Module):
 
     Notes
     -----
-    Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``, and
-    ``key_shift`` and ``value_shift``, or None; ``head_dim`` is K. Source: chapter 6;
-    Vaswani et al. (2017).
+    Weights: ``query``, ``key``, ``value`` and ``out``, each a ``torch.nn.Linear``,
+    ``key_shift`` and ``value_shift``, and ``query_norm`` and ``key_norm``, each a
+    ``torch.nn.RMSNorm``, or None; ``head_dim`` is K. Source: chapter 6; Vaswani et al.
+    (2017), Henry et al. (2020) for ``qk_norm``.
 
     To write a layer of your own, derive from this class and override
 
@@ -837,9 +1345,9 @@ class MultiHeadAttention(nn.Module):
       ``super().estimate(inputs)``, calls `project_inputs`, `query_heads` and
       `append_kv`, then `attend_heads`, then `record_round`. A further round calls
       `project` with linear maps of its own in the place of `project_inputs`, and
-      `append_kv` with a suffix of its own, after `shift_kv` if it has ``shift``. A
-      layer that has no use for a context raises an error if ``inputs.source is not
-      inputs.x``;
+      `append_kv` with a suffix of its own, after `shift_kv` if it has ``shift`` and
+      `normalize_heads` if it has ``qk_norm``. A layer that has no use for a context
+      raises an error if ``inputs.source is not inputs.x``;
     - ``cache_shapes()``, if there is a further round: the shapes of what `append_kv`
       stores with each suffix;
     - ``attend_heads``, if the attention weights are no softmax of scores, and
@@ -863,8 +1371,9 @@ class MultiHeadAttention(nn.Module):
         n_kv_heads: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
-        rotary: float | None = None,
+        rotary: float | Rotary | dict | None = None,
         causal: bool = False,
+        qk_norm: bool = False,
         shift: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -874,21 +1383,24 @@ class MultiHeadAttention(nn.Module):
         check(n_heads=(n_heads, divisor_of("d_model", d_model)))
         if n_kv_heads is not None:
             check(n_kv_heads=(n_kv_heads, divisor_of("n_heads", n_heads)))
+        self.rotary, self.rotation = _read_rotary(rotary)
         check(
-            rotary=(rotary, optional(_BASE)),
             dropout=(dropout, PROBABILITY),
             bias=(bias, FLAG),
             causal=(causal, FLAG),
+            qk_norm=(qk_norm, FLAG),
             shift=(shift, FLAG),
         )
         # NumPy's integers keep a layer from compiling.
         self.d_model, self.n_heads = int(d_model), int(n_heads)
         self.n_kv_heads = int(n_kv_heads or n_heads)
         self.head_dim = self.d_model // self.n_heads
-        even, got = self.head_dim % 2 == 0, f"heads of width {self.head_dim}"
-        want = "an even width, to turn in pairs"
-        require(rotary is None or even, "rotary", got, want)
-        self.dropout, self.rotary, self.causal = float(dropout), rotary, causal
+        if self.rotation is not None:
+            even, got = self.head_dim % 2 == 0, f"heads of width {self.head_dim}"
+            want = "an even width, to turn in pairs"
+            require(even, "rotary", got, want)
+            self.rotation.frequencies(self.head_dim, device="cpu")
+        self.dropout, self.causal = float(dropout), causal
         factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
         kv_dim = self.head_dim * self.n_kv_heads
         self.query = make_projection(d_model, d_model, **factory_kwargs)
@@ -899,20 +1411,27 @@ class MultiHeadAttention(nn.Module):
         if shift:
             self.key_shift = TokenShift(kv_dim, device=device, dtype=dtype)
             self.value_shift = TokenShift(kv_dim, device=device, dtype=dtype)
+        self.query_norm = self.key_norm = None
+        if qk_norm:
+            self.query_norm, self.key_norm = (
+                make_head_norm(self.head_dim, device=device, dtype=dtype)
+                for _ in range(2)
+            )
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the weights of all linear maps with `reset_projection`, from a
-        generator or torch's global one; a `TokenShift` starts at zero."""
+        generator or torch's global one; a `TokenShift` starts at zero, a gain at one."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 reset_projection(module, generator)
-            elif isinstance(module, TokenShift):
+            elif isinstance(module, TokenShift | nn.RMSNorm):
                 module.reset_parameters()
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
         kv, rotary = self.n_kv_heads, self.rotary
         flags = ", causal=True" if self.causal else ""
+        flags += ", qk_norm=True" if self.key_norm is not None else ""
         flags += ", shift=True" if self.key_shift is not None else ""
         return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}{flags}"
 
@@ -922,10 +1441,11 @@ class MultiHeadAttention(nn.Module):
         *,
         context: torch.Tensor | None = None,
         causal: bool | None = None,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | Callable | None = None,
         padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
+        score_mod: Callable | None = None,
     ) -> torch.Tensor:
         """Return the layer's output, shape (B, T, D).
 
@@ -938,11 +1458,12 @@ class MultiHeadAttention(nn.Module):
         causal : bool, optional
             Whether a token may attend to no later token; the layer's ``causal`` by
             default. Must be False with a context.
-        mask : torch.Tensor, optional
+        mask : torch.Tensor or callable, optional
             Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
             attend, or floating, added to the scores. The tokens that a mask hides
             must still be finite. Where B = T, two dimensions are refused, for they
-            could be (B, S): write ``mask[None, None]``, or ``padding=mask``.
+            could be (B, S): write ``mask[None, None]``, or ``padding=mask``. Or a mask
+            function, as of `sliding_window`; the places it gets count all tokens.
         padding : torch.Tensor, optional
             Which keys are real tokens, shape (B, S), boolean or integer, True or 1 =
             real: the ``attention_mask`` of a tokenizer. The others are hidden, beside
@@ -950,10 +1471,15 @@ class MultiHeadAttention(nn.Module):
             with a cache about all keys, those in the cache first.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T), for rotary positions; counted from the start of
-            the sequence by default, as those of a context always are.
+            the sequence by default, as those of a context always are. Or what
+            `rotary_positions` returned.
         cache : KeyValueCache, optional
-            From `make_cache`. Then x holds the tokens that follow those in the
-            cache, and S counts both; wants ``causal=True``.
+            From `make_cache`. Then x holds the tokens that follow those in the cache,
+            and S counts both; wants ``causal=True``. With a context, this follows the
+            one in the cache: (B, 0, D) adds nothing to it, and the S keys are those
+            that were computed before.
+        score_mod : callable, optional
+            A score function, as of `alibi`, for the scores of every round.
 
         Returns
         -------
@@ -962,7 +1488,8 @@ class MultiHeadAttention(nn.Module):
             ``out``.
         """
         options = (context, causal, mask, positions, cache)
-        inputs = self.prepare_inputs(x, *options, padding=padding)
+        more = dict(padding=padding, score_mod=score_mod)
+        inputs = self.prepare_inputs(x, *options, **more)
         return self.project_output(inputs, self.estimate(inputs))
 
     def explain(
@@ -971,10 +1498,11 @@ class MultiHeadAttention(nn.Module):
         *,
         context: torch.Tensor | None = None,
         causal: bool | None = None,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | Callable | None = None,
         padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
+        score_mod: Callable | None = None,
     ) -> Trace:
         """Return a `Trace` of what `forward` does with these arguments, with the
         attention weights formed; not while training with dropout, when no two
@@ -983,20 +1511,29 @@ class MultiHeadAttention(nn.Module):
         random = self.training and self.dropout > 0
         require(not random, "dropout", got, f"{want}: call .eval() first")
         options = (context, causal, mask, positions, cache)
-        inputs = self.prepare_inputs(x, *options, padding=padding, rounds=[])
+        more = dict(padding=padding, score_mod=score_mod, rounds=[])
+        inputs = self.prepare_inputs(x, *options, **more)
         output = self.project_output(inputs, self.estimate(inputs))
         return Trace(output, inputs.rounds)
 
     def make_cache(
-        self, batch_size: int, max_length: int, *, dtype: torch.dtype | None = None
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype | None = None,
+        static: bool = False,
     ) -> KeyValueCache:
-        """Return an empty `KeyValueCache` for decoding with this layer, on the device
-        of its weights; dtype by default theirs or, under autocast, that of autocast."""
+        """Return an empty `KeyValueCache`, or `StaticCache`, for decoding with this
+        layer, on the device of its weights; dtype by default theirs or, under
+        autocast, that of autocast."""
+        check(static=(static, FLAG))
         weight = _weight_of(self)
         if dtype is None:
             dtype = compute_dtype(weight.device, weight.dtype)
         options = dict(dtype=dtype, device=weight.device)
-        return KeyValueCache(self.cache_shapes(), batch_size, max_length, **options)
+        kind = StaticCache if static else KeyValueCache
+        return kind(self.cache_shapes(), batch_size, max_length, **options)
 
     # ---- torch's own layer ----
 
@@ -1051,6 +1588,7 @@ class MultiHeadAttention(nn.Module):
             ("layer", type(self).__name__, type(self) is MultiHeadAttention),
             ("n_kv_heads", self.n_kv_heads, self.n_kv_heads == self.n_heads),
             ("rotary", self.rotary, self.rotary is None),
+            ("qk_norm", True, self.key_norm is None),
             ("shift", True, self.key_shift is None),
             ("causal", self.causal, not self.causal),
             ("projections", "others", all(map(_is_plain, linears)) and alike),
@@ -1096,31 +1634,43 @@ class MultiHeadAttention(nn.Module):
     # ---- what an estimate is built from ----
 
     def prepare_inputs(
-        self, x, context, causal, mask, positions, cache, rounds=None, padding=None
+        self,
+        x,
+        context,
+        causal,
+        mask,
+        positions,
+        cache,
+        rounds=None,
+        padding=None,
+        score_mod=None,
     ) -> AttentionInputs:
-        """Check the arguments of a forward pass."""
+        """Check the arguments of a forward pass, and evaluate functions among them."""
         causal = self.causal if causal is None else causal
         check_tokens("x", x, self.d_model, self)
-        (B, T), past = x.shape[:2], 0
+        (B, T), past, start = x.shape[:2], 0, 0
         if context is not None:
-            check_tokens("context", context, self.d_model, self)
+            positive = "S" if cache is None else ""
+            check_tokens("context", context, self.d_model, self, positive)
             check_tensor("context", context, "B S D", B=B, of="x")
             require(causal is False, "causal", repr(causal), "False with a context")
-            want = "None with a context: its keys do not grow"
-            require(cache is None, "cache", "a cache", want)
         source = x if context is None else context
+        S = source.shape[1]
         if cache is not None:
             kind = isinstance(cache, KeyValueCache)
             require(kind, "cache", type(cache).__name__, "a KeyValueCache")
-            require(causal is True, "causal", repr(causal), "True with a cache")
-            cache._check(x, self.cache_shapes())
-            past = cache.length
-        S = past + source.shape[1]
+            fits = causal is True or context is not None
+            require(fits, "causal", repr(causal), "True with a cache")
+            cache.check_tokens(source, self.cache_shapes())
+            past, S = cache.length, cache.span(S)
+            start = past if context is None else 0
+            want = "at least one token, here or in the cache"
+            require(S > 0, "context", "0 tokens", want)
         _check_causal(causal, T, S)
         _check_mask(mask, x.device, (B, self.n_heads, T, S))
         # An exported program is for other sizes than those at hand.
         if (
-            mask is not None
+            isinstance(mask, torch.Tensor)
             and mask.ndim == 2
             and not torch.compiler.is_exporting()
         ):
@@ -1138,22 +1688,57 @@ class MultiHeadAttention(nn.Module):
             )
             require(_holds(binary, padding), "padding", got, want)
             padding = padding.bool()
-            mask = _hide_padding(mask, padding)
-        angles = self._angles(x, positions, past, None if source is x else S)
+        check(score_mod=(score_mod, _FUNCTION))
+        want = "None: this layer has no scores to change"
+        fits = score_mod is None or self.additive_masks
+        require(fits, "score_mod", "a function", want)
+        # Where the weights are formed or a mask is read, it must be a tensor.
+        blocks = _flex_kernel_for(x) and self.additive_masks and cache is None
+        blocks = blocks and rounds is None and self.key_shift is None
+        blocks = blocks and not (self.training and self.dropout)
+        sizes = (B, self.n_heads, T, S), x.device, start
+        options = causal, mask, score_mod, padding, blocks
+        mask, causal, score_mod = _resolve_functions(*sizes, *options)
+        if isinstance(cache, StaticCache) and cache.per_token:
+            new = source.shape[1]
+            mask, causal = cache.hide_later(mask, T, new, causal), False
+        angles = self._angles(x, source, positions, past, start)
         return AttentionInputs(
-            x, source, mask, causal, angles, cache, rounds, padding
+            x, source, mask, causal, angles, cache, rounds, padding, score_mod
         )
 
-    def _angles(self, x, positions, past, S):
-        """Angles of the queries and of the keys; positions in a context of S tokens
-        start from 0."""
+    def _angles(self, x, source, positions, past, start):
+        """Angles of the queries and of the keys; positions in a context start from
+        0, before those in the cache."""
         if self.rotary is None:
             if positions is not None:
                 want = "None: this layer has rotary=None and does not see positions"
                 require(False, "positions", describe(positions), want)
             return None
+        q_angles = self.rotary_positions(x, positions, start).angles
+        if source is x:
+            return q_angles, q_angles
+        places = past + torch.arange(source.shape[1], device=x.device)
+        return q_angles, rotary_angles(places, self.head_dim, self.rotation)
+
+    def rotary_positions(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor | RotaryAngles | None = None,
+        past: int | torch.Tensor = 0,
+    ) -> RotaryAngles:
+        """Return the angles of tokens x (B, T, D) at these positions, by default those
+        after a past: what every layer with the same ``rotary`` and ``head_dim`` takes
+        as positions."""
         B, T = x.shape[:2]
-        if positions is None:
+        if isinstance(positions, RotaryAngles):
+            got = positions.rotary, positions.head_dim, positions.angles.shape[-2]
+            want = self.rotary, self.head_dim, T
+            require(got == want, "positions", f"angles of {got}", f"of {want}")
+            return positions
+        if positions is None and isinstance(past, torch.Tensor):
+            positions = past + torch.arange(T, device=x.device)
+        elif positions is None:
             positions = torch.arange(past, past + T, device=x.device)
         else:
             fits = lambda p: tuple(getattr(p, "shape", ())) in ((T,), (B, T))
@@ -1161,13 +1746,10 @@ class MultiHeadAttention(nn.Module):
             check(positions=(positions, (fits, want)))
             kind = dict(dtype=INTEGRAL, device=x.device, of="x")
             check_tensor("positions", positions, "…", **kind)
-        q_angles = rotary_angles(positions, self.head_dim, self.rotary)
-        if q_angles.ndim == 3:
-            q_angles = q_angles.unsqueeze(1)  # (B, 1, T, K/2)
-        if S is None:
-            return q_angles, q_angles
-        places = torch.arange(S, device=x.device)
-        return q_angles, rotary_angles(places, self.head_dim, self.rotary)
+        angles = rotary_angles(positions, self.head_dim, self.rotation)
+        if angles.ndim == 3:
+            angles = angles.unsqueeze(1)  # (B, 1, T, R/2)
+        return RotaryAngles(angles, self.rotary, self.head_dim)
 
     def project_inputs(self, inputs: AttentionInputs) -> tuple[torch.Tensor, ...]:
         """Return q (B, T, D), k and v (B, S, G·K), by as few products as inputs."""
@@ -1176,7 +1758,21 @@ class MultiHeadAttention(nn.Module):
             q, k, v = project(x, self.query, self.key, self.value)
         else:
             q, (k, v) = self.query(x), project(source, self.key, self.value)
-        return q, *self.shift_kv(inputs, k, v)
+        k, v = self.shift_kv(inputs, k, v)
+        return *self.normalize_heads(q, k), v
+
+    def normalize_heads(
+        self, q: torch.Tensor, k: torch.Tensor | None, of: nn.Module | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return q (B, T, D) and k (B, S, G·K), each head normalised by ``query_norm``
+        and ``key_norm`` of a module, by default the layer; as they are without."""
+        of = self if of is None else of
+        heads = lambda x: x.unflatten(-1, (-1, self.head_dim))
+        if of.query_norm is not None:
+            q = of.query_norm(heads(q)).flatten(-2)
+        if k is not None and of.key_norm is not None:
+            k = of.key_norm(heads(k)).flatten(-2)
+        return q, k
 
     def shift_kv(
         self,
@@ -1191,7 +1787,7 @@ class MultiHeadAttention(nn.Module):
         stores the last of both, unmixed, as ``last_key`` and ``last_value`` with a
         suffix."""
         of = self if of is None else of
-        if of.key_shift is None:
+        if of.key_shift is None or k.shape[1] == 0:
             return k, v
         joined, cache = _joined(inputs), inputs.cache
         mixed = []
@@ -1223,14 +1819,23 @@ class MultiHeadAttention(nn.Module):
     def query_heads(self, inputs: AttentionInputs, q: torch.Tensor) -> torch.Tensor:
         """Return the heads of q (B, T, D), rotated by position, (B, H, T, K)."""
         q = self._heads("query", q)
-        return q if inputs.angles is None else rotate(q, inputs.angles[0])
+        return q if inputs.angles is None else self._turn(q, inputs.angles[0])
+
+    def _turn(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        """The heads x, of which the first features are turned."""
+        R, amplitude = 2 * angles.shape[-1], self.rotation.amplitude
+        turned = rotate(x if R == self.head_dim else x[..., :R], angles)
+        turned = turned if amplitude == 1 else amplitude * turned
+        if R == self.head_dim:
+            return turned
+        return torch.cat([turned, x[..., R:]], dim=-1)
 
     def key_value_heads(
         self, inputs: AttentionInputs, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the heads of k and v (B, S, G·K), the keys rotated by position."""
         k, v = self._heads("key", k), self._heads("value", v)
-        return k if inputs.angles is None else rotate(k, inputs.angles[1]), v
+        return k if inputs.angles is None else self._turn(k, inputs.angles[1]), v
 
     def append_kv(
         self,
@@ -1252,12 +1857,12 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return A v with its heads merged, (B, T, D), and A (B, H, T, S) in
         `explain`, None in `forward`."""
-        causal, mask = inputs.causal, inputs.mask
+        functions = inputs.mask, inputs.causal, inputs.score_mod
         if inputs.rounds is None:
             dropout_p = self.dropout if self.training else 0.0
-            F = _fused_attention(q, k, v, causal, mask, dropout_p=dropout_p)
+            F = _fused_attention(q, k, v, *functions, dropout_p=dropout_p)
             return merge_heads(F), None
-        A = attention_weights(q, k, causal=causal, mask=mask)
+        A = _weights(q, k, *functions)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, K)
         return merge_heads(A @ v), A
 
@@ -1279,7 +1884,7 @@ class MultiHeadAttention(nn.Module):
         """Return out(F), and count the new tokens in the cache."""
         output = self.out(F)
         if inputs.cache is not None:
-            inputs.cache.advance(inputs.x.shape[1])
+            inputs.cache.advance(inputs.source.shape[1])
         return output
 
 # %% ../nbs/06_attention.ipynb #fcec5d42
@@ -1341,11 +1946,27 @@ class LinearAttention(MultiHeadAttention):
         return {"memory": memory} | self.shift_shapes()
 
     def make_cache(
-        self, batch_size: int, max_length: int, *, dtype: torch.dtype | None = None
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype | None = None,
+        static: bool = False,
     ) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`, in float32 at least: it is a sum."""
         dtype = at_least_float32(dtype or _weight_of(self).dtype)
-        return super().make_cache(batch_size, max_length, dtype=dtype)
+        options = dict(dtype=dtype, static=static)
+        return super().make_cache(batch_size, max_length, **options)
+
+    def prepare_inputs(
+        self, x, context, causal, mask, positions, cache, **options
+    ) -> AttentionInputs:
+        """As `MultiHeadAttention.prepare_inputs`."""
+        fits = cache is None or not callable(mask)
+        want = "a tensor with a cache: a sum cannot take a past token back"
+        require(fits, "mask", "a function", want)
+        arguments = context, causal, mask, positions, cache
+        return super().prepare_inputs(x, *arguments, **options)
 
     def explain(self, x: torch.Tensor, *, cache=None, **options) -> Trace:
         """As `MultiHeadAttention.explain`, without a cache: a memory has no weights
@@ -1390,7 +2011,9 @@ class LinearAttention(MultiHeadAttention):
             mask, memory = self._write_memory(inputs, mask, k, v)
         group = q.shape[1] // k.shape[1]
         k, v = (z.repeat_interleave(group, dim=1) for z in (k, v))
-        if inputs.rounds is None:
+        if k.shape[2] == 0:  # a context of which all is in the cache
+            F = q.new_zeros(*q.shape[:3], v.shape[-1])
+        elif inputs.rounds is None:
             F = linear_attention(q, k, v, causal=causal, mask=mask)
         else:
             A = q @ k.mT  # (B, H, T, S)
@@ -1414,7 +2037,8 @@ class LinearAttention(MultiHeadAttention):
             if mask.shape[-2] != 1 or (mask.ndim == 4 and mask.shape[1] != 1):
                 want = "(1, S) or (B, 1, 1, S) with a cache"
                 require(False, "mask", f"shape {tuple(mask.shape)}", want)
-            mask = mask[..., -k.shape[2] :]
+            if mask.shape[-1] > 1:
+                mask = inputs.cache.newest(mask.mT, k.shape[2]).mT
             visible = k.masked_fill(~mask.mT, 0)
         wide = at_least_float32(k.dtype)
         update = visible.to(wide).mT @ v.to(wide)

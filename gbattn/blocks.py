@@ -391,10 +391,11 @@ class Block(nn.Module):
         x: torch.Tensor,
         *,
         causal: bool | None = None,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | Callable | None = None,
         padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
+        score_mod: Callable | None = None,
     ) -> torch.Tensor:
         """Return the residual stream after the block, shape (B, T, D).
 
@@ -402,15 +403,21 @@ class Block(nn.Module):
         ----------
         x : torch.Tensor
             The residual stream before it, shape (B, T, D).
-        causal, mask, padding, positions, cache
+        causal, mask, padding, positions, cache, score_mod
             Passed to the attention: see
             `gbattn.attention.MultiHeadAttention.forward`.
         """
         options = dict(causal=causal, mask=mask, positions=positions, cache=cache)
-        return self._sublayers(x, self.attention, padding, options)
+        extra = dict(padding=padding, score_mod=score_mod)
+        return self._sublayers(x, self.attention, extra, options)
 
     def explain(
-        self, x: torch.Tensor, *, padding: torch.Tensor | None = None, **options
+        self,
+        x: torch.Tensor,
+        *,
+        padding: torch.Tensor | None = None,
+        score_mod: Callable | None = None,
+        **options,
     ) -> tuple[torch.Tensor, Trace]:
         """Return what `forward` does with these arguments, and the `Trace` of the
         attention, which has ``explain``; not while training with dropout."""
@@ -420,14 +427,15 @@ class Block(nn.Module):
             traces.append(self.attention.explain(z, **options))
             return traces[0].output
 
-        return self._sublayers(x, attention, padding, options), *traces
+        extra = dict(padding=padding, score_mod=score_mod)
+        return self._sublayers(x, attention, extra, options), *traces
 
-    def _sublayers(self, x, attention: Callable, padding, options: dict):
+    def _sublayers(self, x, attention: Callable, extra: dict, options: dict):
         check_tokens(
             "x", x, self.d_model, self.attention if self.ffn is None else self.ffn
         )
-        if padding is not None:  # a layer of another kind need not take it
-            options = options | {"padding": padding}
+        # A layer of another kind need not take these.
+        options |= {k: v for k, v in extra.items() if v is not None}
         drop = lambda f: nnf.dropout(f, self.dropout, self.training)
         x = self.place(
             x, lambda z: drop(attention(z, **options)), self.attention_norm
@@ -437,7 +445,7 @@ class Block(nn.Module):
         return self.place(x, lambda z: drop(self.ffn(z)), self.ffn_norm)
 
     def make_cache(
-        self, batch_size: int, max_length: int, *, dtype: torch.dtype | None = None
+        self, batch_size: int, max_length: int, **options
     ) -> KeyValueCache:
         """Return an empty cache for decoding with this block.
 
@@ -447,7 +455,7 @@ class Block(nn.Module):
         want = "a layer that has it, or cache=False where a model generates"
         able = hasattr(self.attention, "make_cache")
         require(able, "attention", f"{kind}, without make_cache", want)
-        return self.attention.make_cache(batch_size, max_length, dtype=dtype)
+        return self.attention.make_cache(batch_size, max_length, **options)
 
 # %% ../nbs/11_blocks.ipynb #528b0f8f
 def _rows(

@@ -20,6 +20,7 @@ from gbattn.attention import (
     TokenShift,
     Trace,
     at_least_float32,
+    make_head_norm,
     make_projection,
     project,
     register,
@@ -121,7 +122,8 @@ class Correction(nn.Module):
     -----
     Weights: ``query``, ``key``, ``value`` and ``gate``, each a ``torch.nn.Linear``,
     ``key_shift`` and ``value_shift``, each a `gbattn.attention.TokenShift`; None where
-    it has none. Source: chapter 8.
+    it has none, as ``query_norm`` and ``key_norm`` are until the layer sets them.
+    Source: chapter 8.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Correction(nn.Module):
             self.key = make_projection(d_model, kv_dim, **factory_kwargs)
             self.value = make_projection(d_model, kv_dim, **factory_kwargs)
         self.key_shift = self.value_shift = None
+        self.query_norm = self.key_norm = None  # of heads, which the layer knows
         if shift and own_keys:
             like = {k: v for k, v in factory_kwargs.items() if k != "bias"}
             self.key_shift = TokenShift(kv_dim, **like)
@@ -215,7 +218,7 @@ class GradientBoostedAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, shift, device, dtype
+    d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, qk_norm, shift, device, dtype
         As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn for each round
         anew, as each has attention weights of its own.
     rounds : int
@@ -249,6 +252,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         query_from: str = "residual",
         gate: str = "feature",
         bias: bool = True,
+        qk_norm: bool = False,
         shift: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -262,6 +266,7 @@ class GradientBoostedAttention(MultiHeadAttention):
             gate=(gate, one_of(*gates)),
         )
         factory_kwargs = dict(bias=bias, shift=shift, device=device, dtype=dtype)
+        options |= dict(qk_norm=qk_norm)
         super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
         self.query_from = query_from
@@ -271,6 +276,11 @@ class GradientBoostedAttention(MultiHeadAttention):
             Correction(d_model, kv_dim, gates[gate], own_keys, **factory_kwargs)
             for _ in range(1, rounds)
         )
+        for correction in self.corrections if qk_norm else ():
+            like = dict(device=device, dtype=dtype)
+            correction.query_norm = make_head_norm(self.head_dim, **like)
+            if own_keys:
+                correction.key_norm = make_head_norm(self.head_dim, **like)
 
     @classmethod
     def from_attention(
@@ -305,6 +315,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         weight, bias = layer.query.weight, layer.query.bias is not None
         like = dict(bias=bias, shift=layer.key_shift is not None)
         like |= dict(device=weight.device, dtype=weight.dtype)
+        like |= dict(qk_norm=layer.key_norm is not None)
         names = ("n_kv_heads", "dropout", "rotary", "causal")
         like |= {name: getattr(layer, name) for name in names}
         sizes = layer.d_model, layer.n_heads
@@ -372,11 +383,14 @@ class GradientBoostedAttention(MultiHeadAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The attention of correction m, over the keys and values of round 0 where
         it has none of its own."""
+        own = self.corrections[m - 1]
+        if k is not None:
+            k, v = self.shift_kv(inputs, k, v, own, str(m))
+        q, k = self.normalize_heads(q, k, own)
         q = self.query_heads(inputs, q)
         if k is None:
             k, v = k0, v0
         else:
-            k, v = self.shift_kv(inputs, k, v, self.corrections[m - 1], str(m))
             k, v = self.append_kv(inputs, k, v, str(m))
         return self.attend_heads(inputs, q, k, v)
 

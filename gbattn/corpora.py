@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'check_recipe', 'train_tokenizer', 'bits_per_byte',
            'HubText', 'as_array', 'Corpus', 'manifest_checksum', 'read_manifest', 'open_corpus', 'cache_root',
-           'load_corpus', 'Batch', 'TokenStream', 'sequential_windows', 'bigram_loss']
+           'load_corpus', 'Batch', 'PackedBatch', 'TokenStream', 'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -1009,6 +1009,16 @@ class Batch(NamedTuple):
     targets: torch.Tensor
 
 
+class PackedBatch(NamedTuple):
+    """A batch of windows that hold several documents: ``inputs`` and ``targets`` as of
+    `Batch`, the target −100 where it belongs to another document, and ``documents``,
+    int64 (B, T), as `gbattn.language_model.LanguageModel` takes it."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    documents: torch.Tensor
+
+
 def _check_tokens(tokens) -> np.ndarray:
     tokens = as_array(tokens)
     flat = tokens.ndim == 1 and np.issubdtype(tokens.dtype, np.integer)
@@ -1048,6 +1058,10 @@ class TokenStream:
         any other generator.
     step : int
         The number of the next batch, and the whole state: set it to resume.
+    documents : np.ndarray, optional
+        The number of the document that each token belongs to, integers (n,), such as
+        ``np.cumsum(tokens == end) - (tokens == end)`` where a token ends each. Batches
+        are then `PackedBatch`.
 
     Notes
     -----
@@ -1062,8 +1076,18 @@ class TokenStream:
         batch_size: int,
         seed: int,
         step: int = 0,
+        *,
+        documents: np.ndarray | None = None,
     ):
         self.tokens = _check_tokens(tokens)
+        self.documents = None
+        if documents is not None:
+            self.documents = as_array(documents)
+            numbers = np.issubdtype(self.documents.dtype, np.integer)
+            fits = numbers and self.documents.shape == self.tokens.shape
+            got = f"dtype {self.documents.dtype}, shape {self.documents.shape}"
+            want = f"integers of shape {self.tokens.shape}, as tokens"
+            require(fits, "documents", got, want)
         check(length=(length, COUNT), batch_size=(batch_size, COUNT))
         check(seed=(seed, SEED), step=(step, SEED))
         self.length, self.batch_size = int(length), int(batch_size)
@@ -1086,19 +1110,25 @@ class TokenStream:
             self._orders[epoch] = random.permutation(self.n_windows)
         return self._orders[epoch]
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> Batch | PackedBatch:
         """The batch of a step, 0 or more: inputs and targets, int64 of shape
-        (batch_size, length)."""
+        (batch_size, length), and with documents their numbers."""
         check(step=(step, LENGTH))
         places = np.arange(self.batch_size) + int(step) * self.batch_size
         epochs = zip(*divmod(places, self.n_windows))
         numbers = np.array([self._order(int(epoch))[i] for epoch, i in epochs])
-        return _windows(self.tokens, self.length * numbers, self.length)
+        starts = self.length * numbers
+        batch = _windows(self.tokens, starts, self.length)
+        if self.documents is None:
+            return batch
+        own, next_one = _windows(self.documents, starts, self.length)
+        targets = batch.targets.masked_fill(own != next_one, -100)
+        return PackedBatch(batch.inputs, targets, own)
 
     def __iter__(self) -> "TokenStream":
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Batch | PackedBatch:
         batch = self.batch(self.step)
         self.step += 1
         return batch

@@ -242,6 +242,13 @@ class AttentionSizes(NamedTuple):
         one = self.moved(7 * n + 4 * self.kv_dim, 2 * n + self.kv_dim)
         return 2 * (one + Cost(parameters=2 * self.kv_dim))
 
+    def norms(self, own_keys: bool = True) -> Cost:
+        """Cost of normalising each head of the queries, and of keys of their own, if
+        the layer has ``qk_norm``: the gains. What it moves is not counted."""
+        if self.layer.key_norm is None:
+            return Cost()
+        return Cost(parameters=(1 + own_keys) * self.layer.head_dim)
+
     def attention(self, kv_dim: int) -> Cost:
         """Cost of one attention. Two products forward; five backward, as the fused
         kernel recomputes its scores from the sums of exponentials that it saved."""
@@ -302,7 +309,7 @@ def one_round(p: AttentionSizes) -> Parts:
         "projections": projections + p.project(p.T, p.D, saved=False),
         "attention": p.attention(p.kv_dim),
         "gate": Cost(),
-        "elementwise": p.shift(),
+        "elementwise": p.shift() + p.norms(),
     }
 
 # %% ../nbs/10_cost.ipynb #797c0c70
@@ -336,6 +343,7 @@ def _boosted_parts(p: AttentionSizes) -> Parts:
         project += p.keys_and_values()
     read = "residual" in (layer.kv_from, layer.query_from)
     residual = p.moved(3 * p.numel, p.numel * read)
+    residual += p.norms(own_keys=layer.kv_from != "shared")
     if layer.kv_from != "shared":
         residual += p.shift()
     update = p.moved(4 * p.numel if n == p.D else 3 * p.numel + rows * n)
@@ -461,8 +469,10 @@ def attention_cost(
 
     Notes
     -----
-    Without dropout and without a mask. Bytes are those of a pass without a cache,
-    and leave out rotary positions; for linear attention, those of its attention are a
+    Without dropout, a mask and functions of masks or scores; the weights that a score
+    function forms on a CPU are not counted, nor the keys that a static cache reads
+    beyond past + T. Bytes are those of a pass without a cache, and leave out rotary
+    positions and the norms of ``qk_norm``; for linear attention, those of its attention are a
     lower bound: what comes in and goes out. Source: chapter 10.
     """
     options = dict(context=context, past=past, batch_size=batch_size)

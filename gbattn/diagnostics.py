@@ -411,7 +411,9 @@ def patched(paths: tuple[str, ...], source: str = "other") -> Edit:
                 k = one.key(r["keys"] if own else inputs.source)
                 v = one.value(r["values"] if own else inputs.source)
                 k, v = layer.shift_kv(inputs, k, v, one, str(m))
+                _, k = layer.normalize_heads(q, k, one)
                 k, v = layer.append_kv(inputs, k, v, str(m))
+            q, _ = layer.normalize_heads(q, None, one)
             c, _ = layer.attend_heads(inputs, layer.query_heads(inputs, q), k, v)
             g = None
             if one.gate is not None:

@@ -10,6 +10,7 @@ __all__ = ['next_token_loss', 'loss_of_logits', 'ModelConfig', 'ModelOutputs', '
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +22,14 @@ from torch.autograd import forward_ad
 
 from gbattn.attention import (
     KeyValueCache,
+    MultiHeadAttention,
+    RotaryAngles,
+    StaticCache,
     Trace,
     at_least_float32,
     compute_dtype,
     padding_mask,
+    same_document,
 )
 from .blocks import Block, make_normalizer
 from .boosted import Gate
@@ -34,6 +39,7 @@ from gbattn.conventions import (
     FLOATING,
     INDEX,
     INTEGER,
+    INTEGRAL,
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
@@ -244,7 +250,8 @@ class ModelConfig:
         As in `gbattn.blocks.Block`.
     positions : {"learned", "rotary"}
         A table of vectors added to the tokens, or rotary queries and keys, with base
-        10000 unless ``attention_options`` has another ``rotary``.
+        10000 unless ``attention_options`` has another ``rotary``: a base, or fields of
+        a `gbattn.attention.Rotary`.
     dropout : float
         Dropout probability of the embedded tokens and of the sublayers' outputs.
     tie_embeddings : bool
@@ -439,6 +446,13 @@ class ModelOutputs(NamedTuple):
     traces: tuple[Trace, ...] | None
 
 
+def _fit(angles: RotaryAngles | None, layer: MultiHeadAttention) -> bool:
+    """Whether angles are those of a layer."""
+    if angles is None:
+        return False
+    return (angles.rotary, angles.head_dim) == (layer.rotary, layer.head_dim)
+
+
 class LanguageModel(nn.Module):
     """A model of the next token: embedded tokens, a stack of blocks, and a head.
 
@@ -575,10 +589,12 @@ class LanguageModel(nn.Module):
         targets: torch.Tensor | None = None,
         *,
         reduction: str = "mean",
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | Callable | None = None,
         padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: list[KeyValueCache] | None = None,
+        score_mod: Callable | None = None,
+        documents: torch.Tensor | None = None,
         logits_to_keep: int | None = None,
     ) -> torch.Tensor:
         """Return logits or, given targets, the loss.
@@ -591,7 +607,7 @@ class LanguageModel(nn.Module):
             The token after each, int64 of shape (B, T); −100 is not scored.
         reduction : {"mean", "sum"}
             Of the loss, over the targets that are scored. The mean of none is NaN.
-        mask : torch.Tensor, optional
+        mask : torch.Tensor or callable, optional
             Mask beyond the causal one, as in `gbattn.attention.MultiHeadAttention`.
         padding : torch.Tensor, optional
             Which tokens are real, (B, S), boolean or integer, True or 1 = real, those
@@ -601,6 +617,13 @@ class LanguageModel(nn.Module):
             Integers (T,) or (B, T); by default counted from the first token.
         cache : list, optional
             One for each block, from `make_caches`; the tokens follow those in it.
+        score_mod : callable, optional
+            For the scores of all layers, as in `gbattn.attention.MultiHeadAttention`.
+        documents : torch.Tensor, optional
+            The number of the document that each token belongs to, integers (B, S),
+            those in the cache first. Neighbours with one number are one document;
+            attention and positions stay within it, as if each were a sequence of its
+            own. The targets of its last token are yours to set to −100.
         logits_to_keep : int, optional
             The number of last tokens whose logits are computed; by default all.
 
@@ -617,7 +640,8 @@ class LanguageModel(nn.Module):
             if not (fits and logits_to_keep <= T):
                 want = f"None or, without targets, 1 to {T}"
                 require(False, "logits_to_keep", repr(logits_to_keep), want)
-        h = self._stream(tokens, mask, padding, positions, cache)
+        options = mask, padding, positions, cache, score_mod, documents
+        h = self._stream(tokens, *options)
         if logits_to_keep is not None:
             h = h[:, -logits_to_keep:]
         if targets is None:
@@ -634,10 +658,12 @@ class LanguageModel(nn.Module):
         *,
         traces: bool = False,
         reduction: str = "mean",
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | Callable | None = None,
         padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: list[KeyValueCache] | None = None,
+        score_mod: Callable | None = None,
+        documents: torch.Tensor | None = None,
     ) -> ModelOutputs:
         """Return logits, loss and hidden states of one pass, and with ``traces=True``
         what happened in each attention, which takes its slow `explain`; the other
@@ -651,7 +677,8 @@ class LanguageModel(nn.Module):
         self._check_call(tokens, targets, reduction, cache)
         check(traces=(traces, FLAG))
         states, found = [], [] if traces else None
-        h = self._stream(tokens, mask, padding, positions, cache, states, found)
+        options = mask, padding, positions, cache, score_mod, documents
+        h = self._stream(tokens, *options, states, found)
         logits, loss = self.logits(h), None
         if targets is not None:
             loss = loss_of_logits(logits, targets, reduction=reduction)
@@ -675,7 +702,16 @@ class LanguageModel(nn.Module):
         check_tensor(name, x, shape, device=device, of="the model", **options)
 
     def _stream(
-        self, tokens, mask, padding, positions, cache, states=None, traces=None
+        self,
+        tokens,
+        mask,
+        padding,
+        positions,
+        cache,
+        score_mod=None,
+        documents=None,
+        states=None,
+        traces=None,
     ) -> torch.Tensor:
         """The residual stream after the last block, (B, T, D). What it is before each
         block, and the traces, go into lists if there are any."""
@@ -683,22 +719,60 @@ class LanguageModel(nn.Module):
         if cache is not None:
             self._check_cache(cache)
             caches = cache
+        past = 0 if cache is None else cache[0].length
+        if documents is not None:
+            packed = mask, positions, past
+            mask, positions = self._pack(tokens, documents, *packed, caches[0])
         h = _embed(self.token_embedding, "tokens", tokens)  # (B, T, D)
         if self.position_embedding is not None:
-            past = 0 if cache is None else cache[0].length
             h = h + self._position_vectors(tokens, positions, past)
             positions = None  # the blocks have no other
         h = nnf.dropout(h, self.config.dropout, self.training)
         options = dict(causal=True, mask=mask, padding=padding, positions=positions)
+        if score_mod is not None:
+            options |= dict(score_mod=score_mod)
+        angles = None  # computed once for layers alike
         for block, one in zip(self.blocks, caches):
             if states is not None:
                 states.append(h)
+            layer = block.attention
+            if isinstance(layer, MultiHeadAttention) and layer.rotary is not None:
+                if not _fit(angles, layer):
+                    angles = layer.rotary_positions(h, positions, past)
+                options["positions"] = angles
+            else:
+                options["positions"] = positions
             if traces is None:
                 h = block(h, **options, cache=one)
             else:
                 h, trace = block.explain(h, **options, cache=one)
                 traces.append(trace)
         return h
+
+    def _pack(self, tokens, documents, mask, positions, past, cache):
+        """The mask that keeps documents apart, and the positions in them, (B, T)."""
+        B, T = tokens.shape
+        S = T if cache is None else cache.span(T)
+        sizes = dict(B=B, S=S, dtype=INTEGRAL)
+        self._check_tensor("documents", documents, "B S", **sizes)
+        want = "None with documents, in which they are counted"
+        require(positions is None, "positions", describe(positions), want)
+        differs = nnf.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+        places = torch.arange(S, device=tokens.device)
+        starts = torch.where(differs, places, 0).cummax(-1).values
+        same = same_document(starts)  # one number, twice, are two documents
+        new = past + torch.arange(T, device=tokens.device)
+        if isinstance(mask, torch.Tensor):
+            both = starts[:, None, new, None] == starts[:, None, None]
+            if mask.dtype == torch.bool:
+                both = mask & both
+            else:
+                both = mask.masked_fill(~both, -math.inf)
+        elif mask is None:
+            both = same
+        else:
+            both = lambda *pair: same(*pair) & mask(*pair)
+        return both, (places - starts)[:, new]
 
     def _check_cache(self, cache) -> None:
         fits = isinstance(cache, list) and len(cache) == len(self.blocks)
@@ -708,6 +782,8 @@ class LanguageModel(nn.Module):
                 got = f"[{', '.join(type(one).__name__ for one in cache)}]"
             want = f"a list of {len(self.blocks)}, from make_caches"
             require(False, "cache", got, want)
+        if isinstance(cache[0], StaticCache):
+            return  # Python does not read their lengths
         lengths = [one.length for one in cache]
         # A set, or a sentence, of the lengths would tie a compiled program to them.
         if not all(length == lengths[0] for length in lengths):
@@ -717,6 +793,8 @@ class LanguageModel(nn.Module):
     def _position_vectors(self, tokens, positions, past: int) -> torch.Tensor:
         """The vectors of the positions, (T, D) or (B, T, D)."""
         (B, T), rows = tokens.shape, self.config.max_length
+        if positions is None and isinstance(past, torch.Tensor):
+            positions = past + torch.arange(T, device=tokens.device)
         if positions is None:
             if past + T > rows:
                 got = f"{past + T} of them" if past else f"{T} of them"
@@ -729,7 +807,7 @@ class LanguageModel(nn.Module):
         return _embed(self.position_embedding, "positions", positions)
 
     def make_caches(
-        self, batch_size: int, max_length: int | None = None
+        self, batch_size: int, max_length: int | None = None, **options
     ) -> list[KeyValueCache]:
         """Return empty caches for decoding, one for each block.
 
@@ -739,9 +817,12 @@ class LanguageModel(nn.Module):
             Sequences B.
         max_length : int, optional
             Tokens that fit; by default those of the config.
+        **options
+            Of each layer's ``make_cache``, such as ``static=True``.
         """
         size = self.config.max_length if max_length is None else max_length
-        return [block.make_cache(batch_size, size) for block in self.blocks]
+        sizes = batch_size, size
+        return [block.make_cache(*sizes, **options) for block in self.blocks]
 
     @torch.no_grad()
     def generate(

@@ -30,7 +30,7 @@ class TwicingAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, rotary, causal, shift, device, dtype
+    d_model, n_heads, n_kv_heads, bias, rotary, causal, qk_norm, shift, device, dtype
         As in `gbattn.attention.MultiHeadAttention`, whose weights these are.
     rounds : int
         Rounds of smoothing; one is multi-head attention.
@@ -87,7 +87,9 @@ class TwicingAttention(MultiHeadAttention):
                 break
             residual = None
             if own_values:  # without those in the cache, (B, H, T, K)
-                r = self._for_query_heads(r)[:, :, -inputs.x.shape[1] :]
+                r = self._for_query_heads(r)
+                if inputs.cache is not None:
+                    r = inputs.cache.newest(r, inputs.x.shape[1])
                 residual = None if inputs.rounds is None else merge_heads(r)
             self.record_round(
                 inputs, weights=A, residual=residual, correction=c, estimate=F

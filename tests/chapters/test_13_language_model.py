@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from claims import claim
 from gbattn import attention, language_model
-from gbattn.attention import MultiHeadAttention, padding_mask, register
+from gbattn.attention import MultiHeadAttention, alibi, padding_mask, register, sliding_window
 from gbattn.boosted import Gate
 from gbattn.cost import count_flops, count_kernels, count_saved_bytes
 from gbattn.language_model import (
@@ -992,6 +992,86 @@ def test_no_sequences():
     assert model(none).shape == (0, 5, V)
     assert model(none, none, reduction="sum") == 0 and model(none, none).isnan()
     assert model.generate(none, 3).shape[0] == 0
+
+
+# ---- Packed documents ----
+
+LENGTHS = (4, 1, 7, 5)  # of documents in a row of 17 tokens
+PACKED = torch.repeat_interleave(torch.tensor([3, 8, 8, 3]), torch.tensor(LENGTHS)).expand(2, 17).clone()
+PACKED[:, 5:12] = 1  # neighbours that differ; the last one has the number of the first
+
+
+def packed_tokens():
+    return torch.randint(V, (2, 17), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize(("kind", "positions"), [*LEARNED, *ROTARY])
+@torch.no_grad()
+def test_packed_documents_are_as_separate_sequences(kind, positions):
+    model, ids = model_of(kind, positions), packed_tokens()
+    alone = torch.cat([model(part) for part in ids.split(LENGTHS, 1)], 1)
+    assert (model(ids, documents=PACKED) - alone).abs().max() < 1e-10
+    assert (model(ids) - alone).abs().max() > 1e-3
+    traced = model.outputs(ids, documents=PACKED, traces=True)
+    assert (traced.logits - alone).abs().max() < 1e-10
+    different = PACKED[:, :, None] != PACKED[:, None]
+    for trace in traced.traces:
+        for found in trace.rounds:
+            assert not found.weights.masked_select(different[:, None]).any()
+
+
+def test_the_loss_of_packed_documents_has_the_gradients_of_separate_ones():
+    for kind in ("multi_head", "twicing", "shifted"):
+        model, ids = model_of(kind), packed_tokens()
+        targets = ids.roll(-1, 1).masked_fill(nnf.pad(PACKED[:, 1:] != PACKED[:, :-1], (0, 1), value=True), -100)
+        loss = model(ids, targets, reduction="sum", documents=PACKED)
+        parts = zip(ids.split(LENGTHS, 1), targets.split(LENGTHS, 1))
+        alone = sum(model(part, own.contiguous(), reduction="sum") for part, own in parts)
+        assert (loss - alone).abs() < 1e-10
+        for a, b in zip(*(torch.autograd.grad(x, [*model.parameters()]) for x in (loss, alone))):
+            assert (a - b).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["multi_head", "boosted", "shifted"])
+@pytest.mark.parametrize("static", [False, True])
+@torch.no_grad()
+def test_packed_documents_decode(kind, static):
+    model, ids = model_of(kind, "rotary"), packed_tokens()
+    wanted, caches = model(ids, documents=PACKED), model.make_caches(2, 17, static=static)
+    outputs, end = [], 0
+    for part in ids.split([3, 1, 6, 7], 1):
+        end += part.shape[1]
+        outputs.append(model(part, cache=caches, documents=PACKED if static else PACKED[:, :end]))
+    assert (torch.cat(outputs, 1) - wanted).abs().max() < 1e-10
+
+
+@torch.no_grad()
+def test_documents_and_every_mask_hold_together():
+    model, ids = model_of("boosted"), packed_tokens()
+    window = (torch.arange(17)[:, None] - torch.arange(17)).abs() < 3
+    wanted = torch.cat([model(part, mask=sliding_window(3)) for part in ids.split(LENGTHS, 1)], 1)
+    bias = torch.zeros(17, 17, dtype=F64).masked_fill(~window, -math.inf)
+    for mask in (sliding_window(3), window, bias):
+        assert (model(ids, documents=PACKED, mask=mask) - wanted).abs().max() < 1e-10
+    slopes = torch.cat([model(part, score_mod=alibi(2)) for part in ids.split(LENGTHS, 1)], 1)
+    assert (model(ids, documents=PACKED, score_mod=alibi(2)) - slopes).abs().max() < 1e-10
+    real = torch.ones(2, 17, dtype=torch.bool)
+    real[:, 15:] = False
+    padded = model(ids, documents=PACKED, padding=real)
+    assert (padded - model(ids, documents=PACKED))[:, :15].abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (dict(documents=PACKED[:, :3]), r"documents: got shape \(2, 3\); want \(B, S\) with B = 2, S = 17"),
+        (dict(documents=PACKED.double()), "documents: got dtype torch.float64; want an integer dtype"),
+        (dict(documents=PACKED, positions=torch.arange(17)), "positions: got .*; want None with documents, in which"),
+    ],
+)
+def test_bad_documents_are_named(told, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        model_of()(packed_tokens(), **told)
 
 
 # ---- The loss ----

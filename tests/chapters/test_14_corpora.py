@@ -22,6 +22,8 @@ from gbattn import corpora
 from gbattn.corpora import (
     HUB,
     SPLITS,
+    Batch,
+    PackedBatch,
     TokenStream,
     bigram_loss,
     bits_per_byte,
@@ -31,6 +33,7 @@ from gbattn.corpora import (
     sequential_windows,
     train_tokenizer,
 )
+from gbattn.language_model import LanguageModel, ModelConfig
 
 ENGLISH = "the cat sat on the mat. The dog didn't; it lay there, 12 days.\n" * 20
 TEXTS = {
@@ -1213,6 +1216,39 @@ def test_the_order_stays_what_it_is():
         [30, 10, 20, 90, 50],
         [0, 60, 80, 70, 40],
     ]
+
+
+def test_batches_name_the_document_of_each_token():
+    random, end = np.random.RandomState(0), 7
+    tokens = random.randint(0, 8, 1000).astype(np.uint16)
+    documents = np.cumsum(tokens == end) - (tokens == end)  # a 7 is the last token of its document
+    plain, stream = TokenStream(tokens, 16, 4, seed=3), TokenStream(tokens, 16, 4, seed=3, documents=documents)
+    for _ in range(20):
+        batch, (inputs, targets, own) = next(plain), next(stream)
+        assert torch.equal(inputs, batch.inputs) and own.dtype == torch.int64
+        last = inputs == end
+        assert torch.equal(targets, batch.targets.masked_fill(last, -100))
+        assert ((own[:, 1:] - own[:, :-1]) == last[:, :-1]).all()
+    assert type(plain.batch(0)) is Batch and type(stream.batch(0)) is PackedBatch
+
+
+def test_a_packed_batch_trains_a_model_as_separate_sequences_would():
+    tokens = np.array([1, 2, 3, 0, 4, 5, 0, 1, 1, 2, 0, 3, 4], dtype=np.uint16)
+    stream = TokenStream(tokens, 12, 1, 0, documents=np.cumsum(tokens == 0) - (tokens == 0))
+    inputs, targets, documents = next(stream)
+    sizes = dict(vocab_size=6, d_model=8, n_layers=1, n_heads=2, max_length=12)
+    model = LanguageModel(ModelConfig(**sizes), dtype=torch.float64)
+    loss = model(inputs, targets, reduction="sum", documents=documents)
+    rows = [[1, 2, 3, 0], [4, 5, 0], [1, 1, 2, 0], [3, 4]]
+    alone = [torch.tensor([row]) for row in rows]
+    wanted = sum(model(row[:, :-1], row[:, 1:].contiguous(), reduction="sum") for row in alone)
+    assert abs(loss - wanted) < 1e-10
+
+
+@pytest.mark.parametrize("documents", [np.arange(9), np.ones(10), [[1] * 10]])
+def test_bad_documents_are_named(documents):
+    with pytest.raises(ValueError, match=r"documents: got dtype .*; want integers of shape \(10,\), as tokens"):
+        TokenStream(np.arange(10), 3, 1, 0, documents=documents)
 
 
 def test_windows_of_a_memory_map_are_copies(corpus):

@@ -44,6 +44,8 @@ SHIFTED = {
     )
 }
 KINDS |= SHIFTED
+KINDS |= {f"{kind} norm": KINDS[kind] | {"qk_norm": True} for kind in ("multi_head", "boosted 2 residual feature")}
+KINDS["boosted 3 shared norm"] = {"rounds": 3, "kv_from": "shared", "qk_norm": True}
 KINDS["boosted 2 residual of input"] = {"query_from": "input"}
 KINDS["boosted 3 input of input"] = {"rounds": 3, "kv_from": "input", "query_from": "input"}
 FEW = ["multi_head", "linear elu", "twicing 2", "boosted 2 residual feature", "boosted 2 shared head"]
@@ -547,7 +549,8 @@ def test_explain_reads_a_cache_as_forward_does(kind):
             {"cache": LinearAttention(D, H).make_cache(2, 4)},
             "cache: got one that keeps .*memory.*; want the cache of this",
         ),
-        ({"context": tokens(), "causal": False}, "cache: got a cache; want None with a context"),
+        ({"context": tokens(2, 0), "causal": False}, "context: got 0 tokens; want at least one token, here or in the"),
+        ({"context": tokens(2, 5), "causal": False}, "cache: got 0 tokens and 5 more; want at most max_length = 4"),
     ],
 )
 @torch.no_grad()
@@ -637,6 +640,8 @@ def test_fresh_and_reset_layers_follow_the_table(kind):
         for name, weight in layer.named_parameters():
             if "gate" in name or "shift" in name or name.endswith("bias"):
                 assert not weight.any(), name
+            elif "norm" in name:
+                assert (weight == 1).all(), name
             else:
                 bound = (6 / sum(weight.shape)) ** 0.5
                 assert 0.95 * bound < weight.abs().max() <= bound, name
@@ -1072,6 +1077,8 @@ def test_zeros_and_ones_are_not_added_to_the_scores(kind):
         ({"dropout": 1.0}, "dropout: got 1.0; want a probability from 0 up to 1"),
         ({"dropout": -0.1}, "dropout: got -0.1; want a probability"),
         ({"dropout": False}, "dropout: got False; want a probability"),
+        ({"qk_norm": 1}, "qk_norm: got 1; want True or False"),
+        ({"rotary": {"speed": 2}}, "rotary: got 'speed'; want fields of a Rotary: base, fraction, scaling"),
         ({"rotary": True}, "rotary: got True; want None or a finite base above 1"),
         ({"rotary": 1.0}, "rotary: got 1.0; want None or a finite base above 1"),
         ({"n_heads": 8, "rotary": 10.0}, "rotary: got heads of width 1; want an even width"),
