@@ -1070,7 +1070,8 @@ def _penalized(logits, past, penalty) -> torch.Tensor:
     V = logits.shape[-1]
     occurred = torch.zeros(*want, V + 1, dtype=torch.bool, device=logits.device)
     try:
-        rows = past.long().where(past != -100, V)  # in a column that is left out
+        # -100 goes to a column that is left out, and V, no token, beyond it.
+        rows = torch.where(past == -100, V, past.long() + (past >= V))
         occurred = occurred.scatter(-1, rows, True)[..., :V]
     except RuntimeError:
         _check_numbers("past", past, V, blank=-100)
