@@ -59,7 +59,7 @@ def emitted_law(
         accepted = accepted + written
     return law, accepted
 
-# %% ../nbs/23_decoding.ipynb #c521c3b7
+# %% ../nbs/23_decoding.ipynb #7d965975
 #| code-fold: true
 def lifted_probability(
     q: torch.Tensor, delta: float, *, taylor: bool = False
@@ -88,6 +88,8 @@ def lifted_probability(
     """
     check_tensor("q", q, "…", dtype=FLOATING)
     check(delta=(delta, NOT_NEGATIVE))
+    if delta == 0:
+        return q.clone()
     if taylor:
         return (q + (2 * delta * q * (1 - q)).sqrt()).clamp(max=1)
     wide = torch.float32 if q.device.type == "mps" else torch.float64
@@ -220,7 +222,7 @@ def accept_clipped(
     """
     return accept_exactly(p, clipped_law(p, q, spread), proposed)
 
-# %% ../nbs/23_decoding.ipynb #bfe8f61e
+# %% ../nbs/23_decoding.ipynb #cb68f9fb
 #| code-fold: true
 def first_round(model: LanguageModel) -> LanguageModel:
     """Return the model whose boosted layers have their first round only, for ``draft=``
@@ -243,21 +245,20 @@ def first_round(model: LanguageModel) -> LanguageModel:
     check(model=(model, instance(LanguageModel, "a LanguageModel")))
     config, found = model.config, []
 
-    def one_round(attention: str, options: dict) -> dict:
-        found.append(attention == "boosted")
-        return options | {"rounds": 1} if found[-1] else options
-
-    overrides = {}
-    for layer, changes in config.overrides.items():
+    def one_round(changes: dict) -> dict:
         attention = changes.get("attention", config.attention)
-        inner = one_round(attention, changes.get("attention_options", {}))
-        overrides[layer] = changes | ({"attention_options": inner} if inner else {})
-    options = one_round(config.attention, config.attention_options)
+        options = changes.get("attention_options", config.attention_options)
+        found.append(attention == "boosted")
+        if not found[-1]:
+            return changes
+        return changes | {"attention_options": options | {"rounds": 1}}
+
+    overrides = {i: one_round(changes) for i, changes in config.overrides.items()}
+    changes = one_round({}) | {"overrides": overrides}
     require(any(found), "model", "no boosted layer", "one or more")
     weight = next(model.parameters())
     like = dict(device=weight.device, dtype=weight.dtype)
-    config = replace(config, attention_options=options, overrides=overrides)
-    draft = LanguageModel(config, **like)
+    draft = LanguageModel(replace(config, **changes), **like)
     weights = model.state_dict(keep_vars=True)
     own = {name: weights[name] for name in draft.state_dict()}
     draft.load_state_dict(own, assign=True)
