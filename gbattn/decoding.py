@@ -110,7 +110,7 @@ def binary_divergence(gamma: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     both = torch.xlogy(gamma, gamma) - torch.xlogy(gamma, q)
     return both + torch.xlogy(1 - gamma, 1 - gamma) - torch.xlogy(1 - gamma, 1 - q)
 
-# %% ../nbs/23_decoding.ipynb #71da5385
+# %% ../nbs/23_decoding.ipynb #72e455b4
 #| code-fold: true
 def accept_constrained(
     p: torch.Tensor,
@@ -121,7 +121,7 @@ def accept_constrained(
     taylor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept with the probability that the proposal has at most under a law within δ
-    nats of q, the rule Cactus; ``delta=0`` is `accept_exactly`.
+    nats of q, the rule Cactus; ``delta=0`` is exact.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def accept_typical(
     typical = q.gather(-1, proposed.long()[..., None])[..., 0] > limit
     return typical.to(q.dtype), q
 
-# %% ../nbs/23_decoding.ipynb #cee5e144
+# %% ../nbs/23_decoding.ipynb #37cb8b35
 #| code-fold: true
 def clipped_law(p: torch.Tensor, q: torch.Tensor, spread: float) -> torch.Tensor:
     """Return min{max{p, c q}, c exp(spread) q}, with the c for which it sums to 1: of
@@ -213,7 +213,7 @@ def accept_clipped(
     p: torch.Tensor, q: torch.Tensor, proposed: torch.Tensor, *, spread: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept so that the law of what is written is `clipped_law`, the best for one
-    step; ``spread=0`` is `accept_exactly`.
+    step; ``spread=0`` is exact.
 
     Notes
     -----

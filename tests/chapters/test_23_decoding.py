@@ -130,7 +130,7 @@ def test_thm_between(g):
 
 def not_written(g, budget):
     """A uniform draft of K of V tokens is copied, and ln V/K exceeds every budget for large V."""
-    V = 10 * g.V
+    V = 4 * g.V
     gamma = lifted_probability(torch.tensor([1 / V], dtype=F64), g.delta)
     K = min(V, math.ceil(1 / gamma.item()))
     q = torch.full((V,), 1 / V, dtype=F64)
