@@ -311,7 +311,7 @@ def test_a_session(text, tmp_path, call, result):
     assert code == 0 and out.startswith("the dog") and err == ""
     code, streamed, err = call("generate", *words, "--stream")
     assert code == 0 and streamed == err == out
-    said = out.removeprefix("the dog").removesuffix("\n")
+    said = result("generate", *words)["texts"][0].removeprefix("the dog")
     (stopped,) = result("generate", *words, "--stop", "qqq", said[1])["texts"]
     assert stopped == "the dog" + said[: said.index(said[1])]
     (punished,) = result("generate", *words, "--temperature", 0, "--repetition-penalty", 1e6)["texts"]
