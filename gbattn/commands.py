@@ -76,6 +76,8 @@ def _check(**arguments: object) -> None:
         "model": instance(ModelConfig, "a ModelConfig"),
         "training": instance(TrainConfig, "a TrainConfig"),
         "tensorboard": rule_of.FLAG,
+        "stream": rule_of.FLAG,
+        "stop": (are_names, "a tuple of strings"),
         "split": optional(one_of("train", "valid", "test")),
         "text": rule_of.PATH,
         "report": rule_of.PATH,
@@ -257,13 +259,22 @@ def _room(config: "ModelConfig", read: int, enough: int) -> int:
     return min(enough, config.max_length - read) if learned else enough
 
 
-def _continued(model, reader: "Corpus", tokens, samples: int, **how) -> list[str]:
+def _continued(
+    model, reader: "Corpus", tokens, samples: int, stop=(), write=None, **how
+) -> list[str]:
     """What a model writes after the tokens of a prompt, which each text begins with."""
     import torch
 
+    from gbattn.corpora import TextStream
+
+    text = TextStream(reader, stop=stop, write=write)
     device = next(model.parameters()).device
     rows = torch.tensor(tokens.astype("int64"), device=device).repeat(samples, 1)
-    return [reader.decode(row.cpu()) for row in model.generate(rows, **how)]
+    prompt = reader.decode(tokens)
+    if write is not None:
+        write(0, prompt)
+    model.generate(rows, stream=text, **how)
+    return [prompt + said for said in text.finish()]
 
 
 def _writer(text, config, prompt: str, count: int | None, temperature) -> Callable:
@@ -408,6 +419,10 @@ def _shown(text: str) -> str:
     return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\ufffd", text)
 
 
+def _tell_piece(_: int, text: str) -> None:
+    print(_shown(text), end="", file=sys.stderr, flush=True)
+
+
 def _say_trained(result: dict) -> str:
     more = f"gbattn generate --folder {shlex.quote(result['folder'])}"
     lines = (
@@ -516,8 +531,11 @@ def generate_text(
     temperature: float = 0.6,
     top_k: int | None = None,
     top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: tuple[str, ...] = (),
     samples: int = 1,
     seed: int = 0,
+    stream: bool = False,
     device: str | None = None,
 ) -> dict:
     """Let a trained model continue a text.
@@ -538,16 +556,23 @@ def generate_text(
         Draw only from the k most probable tokens.
     top_p : float, optional
         Draw only from the most probable tokens whose share is at least p.
+    repetition_penalty : float
+        Above 1, what has occurred, in the prompt too, becomes less probable.
+    stop : tuple of str
+        A text ends before the first of these.
     samples : int
         How many continuations, each with numbers of its own.
     seed : int
         Of the draw; the same seed, the same text.
+    stream : bool
+        Show the text on standard error, too, while it is written; of one sample.
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
     from gbattn.training import RunFolder
 
-    _check(samples=samples)
+    _check(samples=samples, stream=stream, stop=stop)
+    _require(samples == 1 or not stream, "stream", f"{samples} samples", "one")
     model, reader = RunFolder(folder).open(device)
     if prompt == "-":
         want = "text there, or a prompt"
@@ -559,8 +584,11 @@ def generate_text(
         want = f"fewer than max_length = {model.config.max_length}, as positions are learned"
         _require(max_new_tokens > 0, "prompt", _many(len(tokens), "token"), want)
     how = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    how |= dict(top_k=top_k, top_p=top_p)
+    how |= dict(top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    how |= dict(stop=stop, write=_tell_piece if stream else None)
     texts = _continued(model, reader, tokens, samples, **how)
+    if stream:
+        _tell()
     return {"folder": str(folder), "prompt": prompt, "seed": seed, "texts": texts}
 
 

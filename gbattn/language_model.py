@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['next_token_loss', 'loss_of_logits', 'ModelConfig', 'ModelOutputs', 'LanguageModel', 'next_token_probabilities',
-           'ParameterCount', 'parameter_count', 'model_cost']
+           'accept_exactly', 'ParameterCount', 'parameter_count', 'model_cost']
 
 # %% ../nbs/13_language_model.ipynb #b1ba077d
 import hashlib
@@ -833,10 +833,15 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         seed: int | list[int] = 0,
         lengths: torch.Tensor | None = None,
         cache: bool = True,
         end: int | None = None,
+        stream: Callable | None = None,
+        draft: "LanguageModel | None" = None,
+        n_draft: int = 4,
+        accept: Callable | None = None,
     ) -> torch.Tensor:
         """Continue sequences, token by token.
 
@@ -847,8 +852,9 @@ class LanguageModel(nn.Module):
         max_new_tokens : int
             How many are added; with learned positions prompt and these together are
             ``max_length`` at most.
-        temperature, top_k, top_p
-            As in `next_token_probabilities`; temperature 0 is greedy.
+        temperature, top_k, top_p, repetition_penalty
+            As in `next_token_probabilities`; temperature 0 is greedy, and what occurs
+            in the prompt has occurred.
         seed : int or list of int
             One for the batch, from which each sequence gets numbers of its own; or
             one for each sequence, which then does not depend on the others.
@@ -859,57 +865,102 @@ class LanguageModel(nn.Module):
         end : int, optional
             A token that ends a sequence and fills the rest of it; when all have
             ended, generation stops.
+        stream : callable, optional
+            Called with each new piece, token ids (B, n), as it is written; when it
+            returns True, generation stops.
+        draft : LanguageModel, optional
+            A cheaper model of the same tokens. It proposes ``n_draft`` tokens, which
+            this model reads in one pass. Those before the first that is not accepted
+            are written, and one in its place; a batch advances with its slowest
+            sequence.
+        n_draft : int
+            How many, with a draft.
+        accept : callable, optional
+            With a draft, the rule: from p, q (B, n, V) and the proposed tokens
+            (B, n) to probabilities (B, n) of accepting and (B, n, V) of what comes
+            instead. By default `accept_exactly`, which leaves the law of the tokens as
+            it is without a draft.
 
         Returns
         -------
         torch.Tensor
             The prompts and what was added, shape (B, T + at most max_new_tokens).
 
+        Raises
+        ------
+        ValueError
+            Also for logits that are not finite, and, with a draft, for caches that
+            cannot forget a token (of linear attention or ``shift``): those need
+            ``cache=False``.
+
         Notes
         -----
-        The tokens do not depend on the cache or the batch, except that rounding may
-        change a draw, rarely in float32 and more often in half precision. Runs in eval
-        mode. Every step calls the model, so hooks run, and after ``model.compile()``
-        the compiled model; ``torch.compile(model).generate`` runs the original.
-        Source: chapter 13.
+        The tokens do not depend on the cache, on the batch or on ``n_draft``, except
+        that rounding may change a draw, rarely in float32 and more often in half
+        precision. Runs in eval mode. Every step calls the model, so hooks run, and
+        after ``model.compile()`` the compiled model; ``torch.compile(model).generate``
+        runs the original. Source: chapters 13 and 23.
         """
         self._check_generate(prompt, max_new_tokens, lengths, cache, end)
-        lengths = None if lengths is None else lengths.long()  # they will grow
-        _check_sampling(temperature, top_k, top_p)
-        B, T = prompt.shape
-        caches = self.make_caches(B, T + max_new_tokens) if cache and B else None
-        uniform = _uniform(seed, B, max_new_tokens, prompt.device)
-        tokens, inputs = prompt, prompt
-        ended = torch.zeros(B, dtype=torch.bool, device=prompt.device)
+        call = (callable, "a callable")
+        check(stream=(stream, optional(call)), accept=(accept, optional(call)))
+        check(n_draft=(n_draft, COUNT))
+        if draft is not None:
+            self._check_draft(draft, prompt, max_new_tokens, lengths)
+        lengths = None if lengths is None else lengths.long()
+        sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+        sampling |= dict(repetition_penalty=repetition_penalty)
+        _check_sampling(**sampling)
+        (B, T), models = prompt.shape, [self] if draft is None else [self, draft]
+        options = prompt, lengths, T + max_new_tokens, cache, sampling
+        readers = [_Reader(model, *options) for model in models]
+        if draft is not None:
+            _check_forgetting(readers)
+        each, rule = (1 if draft is None else 3), accept or accept_exactly
+        uniform = _uniform(seed, B, max_new_tokens * each, prompt.device)
+        uniform = uniform.unflatten(1, (max_new_tokens, each))
+        tokens = prompt
+        ended = torch.zeros(B, 1, dtype=torch.bool, device=prompt.device)
         finite = ~ended
-        with eval_mode(self):
-            for step in range(max_new_tokens):
-                places = _padded(lengths, step, tokens.shape[1], inputs.shape[1])
-                logits = self(inputs, **places, cache=caches, logits_to_keep=1)[
-                    :, -1
-                ]
-                # The largest is NaN if any is. The result is read at the end only, as
-                # a GPU would wait for Python at each step.
-                finite = finite & (logits.amax(-1).isfinite() | ended)
-                p = next_token_probabilities(
-                    logits, temperature=temperature, top_k=top_k, top_p=top_p
-                )
-                new = _draw_token(p, uniform[:, step]).to(prompt.dtype)
+        with eval_mode(*models):
+            while (step := tokens.shape[1] - T) < max_new_tokens:
+                n = 1 if draft is None else min(n_draft, max_new_tokens - step)
+                u = uniform[:, step : step + n]  # (B, n, each)
+                if draft is None:
+                    p, fine = readers[0](tokens, 1)
+                    new = _draw_token(p, u[..., 0])
+                else:
+                    new, accepted, fine = _speculate(*readers, tokens, u, rule)
+                new = new.to(prompt.dtype)  # (B, n)
+                before = ended.expand(B, n)
                 if end is not None:
-                    new = new.masked_fill(ended, end)
-                    ended = ended | (new == end)
-                tokens = torch.cat([tokens, new[:, None]], dim=1)
-                inputs = tokens if caches is None else new[:, None]
-                if end is not None and ended.all():
+                    ends = (ended | (new == end)).cumsum(1) > 0
+                    before = torch.cat([ended, ends[:, :-1]], dim=1)
+                    new = new.masked_fill(before, end)
+                if draft is not None:
+                    go_on = (accepted | before).all(0).cumprod(0)
+                    n = min(n, 1 + int(go_on.sum()))
+                    for one in readers:
+                        one.crop(tokens.shape[1] + n - 1)
+                # The result is read at the end only, as a GPU would wait for Python
+                # at each step.
+                finite = finite & (fine | before)[:, :n].all(1, keepdim=True)
+                tokens = torch.cat([tokens, new[:, :n]], dim=1)
+                if stream is not None and stream(new[:, :n]) is True:
                     break
+                if end is not None:
+                    ended = ends[:, n - 1 : n]
+                    if ended.all():
+                        break
         want = "finite ones: look for NaN and infinity in the weights"
-        require(bool(finite.all()), "model", "logits that are not finite", want)
+        name = "model" if draft is None else "model, or draft"
+        require(bool(finite.all()), name, "logits that are not finite", want)
         return tokens
 
     def _check_generate(self, prompt, max_new_tokens, lengths, cache, end) -> None:
         self._check_tensor("prompt", prompt, "B T", dtype=INDEX, positive="T")
         _check_numbers("prompt", prompt, self.config.vocab_size)
-        (B, T), room = prompt.shape, self.config.max_length
+        B, T = prompt.shape
         top = self.config.vocab_size - 1
         token = integer(f"a token from 0 to {top}", lambda x: 0 <= x <= top)
         check(
@@ -922,11 +973,23 @@ class LanguageModel(nn.Module):
             padding_mask(lengths, T, side="left")
             positive = bool((lengths > 0).all())
             require(positive, "lengths", lengths.tolist(), "one real token or more")
+        self._check_room("max_new_tokens", prompt, max_new_tokens, lengths)
+
+    def _check_room(self, name: str, prompt, max_new_tokens, lengths) -> None:
+        (B, T), room = prompt.shape, self.config.max_length
         longest = T if lengths is None else int(lengths.max()) if B else 0
         fits = self.position_embedding is None or longest + max_new_tokens <= room
         want = f"at most max_length = {room}, as positions are learned"
         got = f"{longest} tokens and {max_new_tokens} more"
-        require(fits, "max_new_tokens", got, want)
+        require(fits, name, got, want)
+
+    def _check_draft(self, draft, prompt, max_new_tokens, lengths) -> None:
+        check(draft=(draft, instance(LanguageModel, "a LanguageModel")))
+        sizes = (draft.config.vocab_size, self.config.vocab_size)
+        require(sizes[0] == sizes[1], "draft", f"vocab_size {sizes[0]}", sizes[1])
+        devices = [x.token_embedding.weight.device for x in (draft, self)]
+        require(devices[0] == devices[1], "draft", *map(str, devices))
+        draft._check_room("draft", prompt, max_new_tokens, lengths)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``.
@@ -1006,12 +1069,13 @@ class LanguageModel(nn.Module):
 
 # %% ../nbs/13_language_model.ipynb #cc5baf55
 #| code-fold: true
-def _check_sampling(temperature, top_k, top_p) -> None:
+def _check_sampling(temperature, top_k, top_p, repetition_penalty) -> None:
     share = number("a share above 0, up to 1", lambda p: 0 < p <= 1)
     check(
         temperature=(temperature, NOT_NEGATIVE),
         top_k=(top_k, optional(COUNT)),
         top_p=(top_p, optional(share)),
+        repetition_penalty=(repetition_penalty, POSITIVE),
     )
 
 
@@ -1021,6 +1085,8 @@ def next_token_probabilities(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    past: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the probabilities with which the next token is drawn.
 
@@ -1035,6 +1101,13 @@ def next_token_probabilities(
     top_p : float, optional
         Of these, renormalised, only the fewest most probable tokens with a share of
         at least p get one.
+    repetition_penalty : float
+        First of all, the logits of tokens that have occurred are divided by it where
+        they are positive, and multiplied by it where they are negative; 1 changes
+        nothing. (So the zero of the logits counts here, and nowhere else.)
+    past : torch.Tensor, optional
+        The tokens that have occurred, integers (…, S); −100 is none. Needed for a
+        penalty.
 
     Returns
     -------
@@ -1043,12 +1116,15 @@ def next_token_probabilities(
 
     Notes
     -----
-    Source: chapter 13; Holtzman et al. (2020) for ``top_p``.
+    Source: chapter 13; Holtzman et al. (2020) for ``top_p``; Keskar et al. (2019) for
+    the penalty, of negative logits as transformers has it.
     """
-    _check_sampling(temperature, top_k, top_p)
+    _check_sampling(temperature, top_k, top_p, repetition_penalty)
     check_tensor("logits", logits, "… V", positive="V", dtype=FLOATING)
     logits = logits.to(at_least_float32(logits.dtype))
     V = logits.shape[-1]
+    if repetition_penalty != 1:
+        logits = _penalized(logits, past, repetition_penalty)
     if temperature == 0:
         return nnf.one_hot(logits.argmax(-1), V).to(logits.dtype)
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -1065,11 +1141,70 @@ def next_token_probabilities(
     return torch.zeros_like(logits).scatter(-1, order, ranked)
 
 
+def _penalized(logits, past, penalty) -> torch.Tensor:
+    check_tensor(
+        "past", past, "… S", dtype=INDEX, device=logits.device, of="logits"
+    )
+    got, want = tuple(past.shape[:-1]), tuple(logits.shape[:-1])
+    require(got == want, "past", f"{got} sequences", f"{want}, as logits")
+    V = logits.shape[-1]
+    occurred = torch.zeros(*want, V + 1, dtype=torch.bool, device=logits.device)
+    try:
+        # -100 goes to a column that is left out, and V, no token, beyond it.
+        rows = torch.where(past == -100, V, past.long() + (past >= V))
+        occurred = occurred.scatter(-1, rows, True)[..., :V]
+    except RuntimeError:
+        _check_numbers("past", past, V, blank=-100)
+        raise
+    less = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return less.where(occurred, logits)
+
+
 def _draw_token(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The token (B,) at which the cumulated probabilities (B, V) pass u (B,)."""
+    """The token (…) at which the cumulated probabilities (…, V) pass u (…)."""
     cumulated = probabilities.to(u.dtype).cumsum(-1)
-    passed = cumulated / cumulated[:, -1:] <= u[:, None]  # the last is 1, and u < 1
+    passed = cumulated / cumulated[..., -1:] <= u[..., None]  # the last is 1, u < 1
     return passed.sum(-1)
+
+
+def accept_exactly(
+    p: torch.Tensor, q: torch.Tensor, proposed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Say how to accept tokens drawn from p so that what is written is drawn from q.
+
+    Parameters
+    ----------
+    p, q : torch.Tensor
+        Probabilities of a draft and of a model, shape (…, V).
+    proposed : torch.Tensor
+        Tokens that were drawn from p, integers (…).
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        min(1, q/p) of the proposed tokens, with which each is accepted, shape (…); and
+        the probabilities of what replaces it if it is not, proportional to (q − p)⁺,
+        shape (…, V).
+
+    Notes
+    -----
+    The rule of `LanguageModel.generate` with a draft. Source: chapter 23; Leviathan,
+    Kalman and Matias (2023).
+    """
+    check_tensor("p", p, "… V", positive="V", dtype=FLOATING)
+    check_tensor("q", q, "… V", positive="V", dtype=FLOATING)
+    require(p.shape == q.shape, "q", tuple(q.shape), f"{tuple(p.shape)}, as p")
+    check_tensor("proposed", proposed, "…", dtype=INDEX, device=p.device, of="p")
+    got, want = tuple(proposed.shape), tuple(p.shape[:-1])
+    require(got == want, "proposed", f"shape {got}", f"{want}, as p")
+    at = proposed.long()[..., None]
+    tiny = torch.finfo(p.dtype).tiny
+    ratio = q.gather(-1, at) / p.gather(-1, at).clamp_min(tiny)
+    lacking = (q - p).clamp_min(0)
+    total = lacking.sum(-1, keepdim=True)
+    # Where nothing is lacking, all is accepted, up to rounding.
+    replacement = torch.where(total > 0, lacking / total.clamp_min(tiny), q)
+    return ratio[..., 0].clamp(max=1), replacement
 
 # %% ../nbs/13_language_model.ipynb #d29bc52e
 #| code-fold: true
@@ -1099,6 +1234,66 @@ def _padded(lengths, step: int, S: int, T: int) -> dict:
     place = torch.arange(S - T, S, device=lengths.device) - (S - real)[:, None]
     mask = padding_mask(real, S, side="left")
     return dict(mask=mask, positions=place.clamp(min=0))  # (B, T)
+
+
+class _Reader:
+    """A model that reads sequences as far as they are, with or without caches."""
+
+    def __init__(self, model, prompt, lengths, room, cache, sampling) -> None:
+        (B, self.T), self.model, self.lengths = prompt.shape, model, lengths
+        self.sampling = sampling
+        self.caches = model.make_caches(B, room) if cache and B else None
+
+    def __call__(self, tokens: torch.Tensor, n: int) -> tuple:
+        """The probabilities (B, n, V) of what follows each of the last n tokens of
+        (B, S), and whether their logits are finite, (B, n)."""
+        length = 0 if self.caches is None else self.caches[0].length
+        S = tokens.shape[1]
+        places = _padded(self.lengths, S - self.T, S, S - length)
+        options = dict(cache=self.caches, logits_to_keep=n)
+        logits = self.model(tokens[:, length:], **places, **options)
+        past = None
+        if self.sampling["repetition_penalty"] != 1:
+            column = torch.arange(S, device=tokens.device)
+            past = tokens[:, None].expand(-1, n, -1)  # (B, n, S)
+            past = past.masked_fill(column > column[S - n :, None], -100)
+            if self.lengths is not None:
+                padding = column < self.T - self.lengths[:, None, None]
+                past = past.masked_fill(padding, -100)
+        p = next_token_probabilities(logits, **self.sampling, past=past)
+        # The largest is NaN if any is.
+        return p, logits.amax(-1).isfinite()
+
+    def crop(self, length: int) -> None:
+        for one in self.caches or ():
+            one.crop(length)
+
+
+def _speculate(
+    model: _Reader, draft: _Reader, tokens, u, accept: Callable
+) -> tuple:
+    """The next tokens (B, n) by numbers u (B, n, 3), whether each was accepted, and
+    whether the logits were finite. Up to the first that was not they are the text."""
+    guesses, n = [], u.shape[1]
+    for i in range(n):
+        guesses.append(draft(tokens, 1))
+        new = _draw_token(guesses[-1][0], u[:, i : i + 1, 0])
+        tokens = torch.cat([tokens, new.to(tokens.dtype)], dim=1)
+    p, fine = (torch.cat(parts, dim=1) for parts in zip(*guesses))
+    q, also = model(tokens[:, :-1], n)
+    proposed = tokens[:, -n:]
+    probability, replacement = accept(p, q, proposed)
+    accepted = u[..., 1] < probability
+    new = proposed.where(accepted, _draw_token(replacement, u[..., 2]))
+    return new, accepted, fine & also
+
+
+def _check_forgetting(readers: list[_Reader]) -> None:
+    for name, one in zip(("model", "draft"), readers):
+        shapes = [shape for c in one.caches or () for shape in c.shapes.values()]
+        got = "a cache that cannot forget (of linear attention, or of shift)"
+        able = all(len(shape) == 2 for shape in shapes)
+        require(able, name, got, "cache=False, or layers without it")
 
 # %% ../nbs/13_language_model.ipynb #07f72e84
 #| code-fold: true

@@ -26,6 +26,7 @@ from gbattn.cost import count_flops, count_kernels, count_saved_bytes
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
+    accept_exactly,
     loss_of_logits,
     model_cost,
     next_token_loss,
@@ -1353,6 +1354,185 @@ def test_what_follows_an_end_is_not_looked_at():
 def test_a_rotary_model_may_go_on_beyond_its_length():
     said = model_of("boosted", "rotary").generate(tokens_of(1, 4), T + 5)
     assert said.shape == (1, T + 9)
+
+
+# ---- Pieces, penalties, drafts ----
+
+
+def test_pieces_add_up_and_the_reader_may_stop():
+    model, tokens, pieces = model_of("boosted"), tokens_of(2, 4), []
+    said = model.generate(tokens, 8, seed=1, stream=pieces.append)
+    assert torch.equal(torch.cat([tokens, *pieces], 1), said) and [p.shape for p in pieces] == 8 * [(2, 1)]
+    pieces.clear()
+    stopped = model.generate(tokens, 8, seed=1, stream=lambda new: pieces.append(new) or len(pieces) == 3)
+    assert torch.equal(stopped, said[:, :7])
+    drafted = model.generate(tokens, 8, seed=1, draft=model, n_draft=3, stream=pieces.append)
+    assert [p.shape[1] for p in pieces[3:]] == [3, 3, 2] and torch.equal(drafted[:, 4:], torch.cat(pieces[3:], 1))
+
+
+def test_a_repetition_penalty_by_hand_and_as_transformers_has_it():
+    logits, past = torch.tensor([2.0, -1.0, 0.5, -3.0], dtype=F64), torch.tensor([0, 1, -100, 0])
+    p = next_token_probabilities(logits, repetition_penalty=2.0, past=past)
+    assert torch.allclose(p, torch.tensor([1.0, -2.0, 0.5, -3.0], dtype=F64).softmax(-1))
+    assert torch.equal(next_token_probabilities(logits, past=past), next_token_probabilities(logits))
+    process = pytest.importorskip("transformers.generation.logits_process").RepetitionPenaltyLogitsProcessor
+    logits, past = torch.randn(5, V, generator=torch.Generator().manual_seed(0)), tokens_of(5, 8)
+    for penalty in (0.7, 1.3):
+        p = next_token_probabilities(logits, repetition_penalty=penalty, past=past)
+        assert torch.allclose(p, process(penalty)(past, logits).softmax(-1), atol=1e-6)
+
+
+def test_a_strong_penalty_never_repeats_and_padding_has_not_occurred():
+    model, tokens, lengths = model_of("boosted", "rotary"), tokens_of(3, 7), torch.tensor([7, 1, 4])
+    options = dict(repetition_penalty=1e9, temperature=0)
+    with torch.no_grad():  # all logits positive: a penalty that strong is then a ban
+        model.final_norm.weight.zero_()
+        model.final_norm.bias.fill_(1.0)
+        model.token_embedding.weight.abs_()
+    said = model.generate(tokens, 12, lengths=lengths, **options)
+    for row, prompt, length in zip(said[:, 7:].tolist(), tokens, lengths):
+        assert len({*row}) == 12 and not {*row} & {*prompt[7 - length :].tolist()}
+
+
+FORGETFUL = [k for k in KINDS if k not in ("linear", "shifted")]
+
+
+def drafted(kind, positions="learned"):
+    """A model, another that is like it, and prompts with padding on the left."""
+    models = [model_of(kind, positions, seed=seed) for seed in (0, 1)]
+    with torch.no_grad():  # near the other, so that some are accepted
+        for a, b in zip(models[1].parameters(), models[0].parameters()):
+            a.mul_(0.03).add_(0.97 * b)
+    return *models, tokens_of(3, 7), dict(lengths=torch.tensor([7, 1, 4]))
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+def test_greedy_with_a_draft_is_greedy(kind, positions):
+    model, draft, tokens, options = drafted(kind, positions)
+    options |= dict(temperature=0)
+    wanted, pieces = model.generate(tokens, 12, **options), []
+    for cache in [False] + [True] * (kind in FORGETFUL):
+        for n_draft in (1, 4, 30):
+            more = options | dict(cache=cache, draft=draft, n_draft=n_draft, stream=pieces.append)
+            assert torch.equal(model.generate(tokens, 12, **more), wanted)
+    assert {p.shape[1] for p in pieces} != {1}  # some were accepted
+
+
+@pytest.mark.parametrize("options", [{}, dict(top_k=9, temperature=0.8, repetition_penalty=1.4)], ids=str)
+@pytest.mark.parametrize("kind", FORGETFUL)
+def test_the_tokens_do_not_depend_on_batch_cache_or_number_of_proposals(kind, options):
+    model, draft, tokens, padded = drafted(kind)
+    seeds = [8, 9, 8]
+    first = model.generate(tokens, 12, draft=draft, seed=seeds, **options | padded)
+    for n_draft, cache in ((1, True), (3, False), (12, True)):
+        more = dict(draft=draft, seed=seeds, n_draft=n_draft, cache=cache)
+        assert torch.equal(model.generate(tokens, 12, **more, **options | padded), first)
+    for b, length in enumerate(padded["lengths"].tolist()):
+        alone = model.generate(tokens[b : b + 1, 7 - length :], 12, draft=draft, seed=seeds[b], **options)
+        assert torch.equal(alone[0], first[b, 7 - length :])
+
+
+def test_a_drafted_sequence_ends():
+    model, draft, tokens, options = drafted("boosted")
+    free = model.generate(tokens, 12, draft=draft, **options)
+    for end in free[:, 9].tolist():
+        stopped = model.generate(tokens, 12, draft=draft, end=end, **options)
+        for row, whole in zip(stopped[:, 7:], free[:, 7:]):
+            first = (whole == end).cumsum(0) - (whole == end).long()  # 0 up to the first end
+            assert torch.equal(row, whole.where(first == 0, end)[: len(row)])
+        done = (free[:, 7:] == end).any(1).all()
+        longest = max((row == end).nonzero()[0].item() for row in free[:, 7:]) + 1 if done else 12
+        assert stopped.shape[1] == 7 + longest
+
+
+def test_the_law_with_a_draft_is_the_models():
+    """All 5³ continuations, enumerated, against 2000 sequences."""
+    chi2 = pytest.importorskip("scipy.stats").chi2
+    model, draft = (model_of(seed=seed, vocab_size=5, scale=6) for seed in (0, 1))
+    every = torch.cartesian_prod(*[torch.arange(5)] * 3)
+    prompt = torch.tensor([[0, 3]])
+    with torch.no_grad():
+        rows = torch.cat([prompt.expand(125, 2), every], 1)
+        log_p = model(rows[:, :-1]).log_softmax(-1)[:, 1:]
+    law = log_p.gather(2, every[..., None]).sum((1, 2)).exp()
+    assert abs(law.sum() - 1) < 1e-9
+
+    def statistic(**options):
+        said = model.generate(prompt.expand(2000, 2), 3, seed=3, draft=draft, **options)[:, 2:]
+        found = torch.bincount((said * torch.tensor([25, 5, 1])).sum(1), minlength=125).double()
+        rare = 2000 * law < 5  # in one class
+        pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (found, 2000 * law)]
+        return chi2.sf(((pooled[0] - pooled[1]) ** 2 / pooled[1]).sum().item(), (~rare).sum().item())
+
+    assert statistic(n_draft=2) > 1e-3
+    always = lambda p, q, new: (torch.ones_like(p[..., 0]), q)
+    assert statistic(accept=always) < 1e-9  # the mutant: each proposal is accepted
+
+
+def test_a_compiled_model_and_draft_generate_compiled():
+    torch._dynamo.reset()
+    model, draft, tokens, _ = drafted("boosted")
+    options, calls = dict(draft=draft, n_draft=2), []
+    wanted = model.generate(tokens, 4, **options)
+
+    def backend(graph, inputs):
+        return lambda *inputs: calls.append(1) or graph.forward(*inputs)
+
+    for one in (model, draft):
+        one.compile(backend=backend, fullgraph=True)
+    assert torch.equal(model.generate(tokens, 4, **options), wanted) and len(calls) >= 6
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_draft_that_is_not_finite_writes_nothing(which):
+    models, tokens = [model_of("boosted"), model_of(seed=1)], tokens_of(2, 4)
+    with torch.no_grad():
+        models[which].blocks[1].ffn.down.bias[0] = math.nan
+    with pytest.raises(ValueError, match="model, or draft: got logits that are not finite"):
+        models[0].generate(tokens, 3, draft=models[1])
+
+
+def test_a_batch_of_none_with_a_draft():
+    assert model_of().generate(tokens_of(0, 4), 3, draft=model_of()).shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (dict(draft=3), "draft: got 3; want a LanguageModel"),
+        (dict(draft=lambda: model_of(vocab_size=9)), "draft: got vocab_size 9; want 23"),
+        (dict(draft=lambda: model_of(max_length=7)), "draft: got 4 tokens and 5 more; want at most max_length = 7"),
+        (dict(draft=lambda: model_of("linear")), r"draft: got a cache that cannot forget .* want cache=False"),
+        (dict(draft=model_of, n_draft=0), "n_draft: got 0; want a positive integer"),
+        (dict(draft=model_of, accept=1), "accept: got 1; want None or a callable"),
+        (dict(stream=1), "stream: got 1; want None or a callable"),
+        (dict(repetition_penalty=0), "repetition_penalty: got 0; want a positive"),
+    ],
+)
+def test_errors_of_generation_name_what_is_wrong(change, sentence):
+    if isinstance(change.get("draft"), type(lambda: 0)):
+        change = change | dict(draft=change["draft"]())
+    with pytest.raises(ValueError, match=sentence):
+        model_of().generate(tokens_of(2, 4), 5, **change)
+
+
+def penalized(logits, past):
+    return next_token_probabilities(logits, repetition_penalty=2, past=past)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda x: penalized(x, None), "past: got NoneType"),
+        (lambda x: penalized(x, torch.tensor([[V], [0]])), "past: got 0 to 23; want numbers from 0 to 22, or -100"),
+        (lambda x: penalized(x, torch.tensor([0])), r"past: got \(\) sequences; want \(2,\), as logits"),
+        (lambda x: accept_exactly(x, x[:, 1:], torch.tensor([0, 1])), r"q: got \(2, 22\); want \(2, 23\), as p"),
+        (lambda x: accept_exactly(x, x, torch.tensor([0])), "proposed: got shape"),
+    ],
+)
+def test_errors_of_sampling_name_what_is_wrong(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(torch.randn(2, V))
 
 
 # ---- Files ----

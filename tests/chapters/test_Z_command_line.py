@@ -309,6 +309,14 @@ def test_a_session(text, tmp_path, call, result):
     assert greedy[0] == greedy[1]
     code, out, err = call("generate", *words)
     assert code == 0 and out.startswith("the dog") and err == ""
+    code, streamed, err = call("generate", *words, "--stream")
+    assert code == 0 and streamed == err == out
+    said = result("generate", *words)["texts"][0].removeprefix("the dog")
+    (stopped,) = result("generate", *words, "--stop", "qqq", said[1])["texts"]
+    assert stopped == "the dog" + said[: said.index(said[1])]
+    (punished,) = result("generate", *words, "--temperature", 0, "--repetition-penalty", 1e6)["texts"]
+    assert punished != greedy[0][0]
+    refused(call("generate", *words, "--stream", "--samples", 2), 2, "--stream: got 2 samples; want one")
 
 
 def test_a_text_is_scored_as_training_reads_it(text, trained, tmp_path, result):
@@ -1437,6 +1445,8 @@ TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
         ("generate_text", dict(samples=True), "samples: got True; want a positive integer"),
         ("generate_text", dict(samples="2"), "samples: got '2'; want a positive integer"),
         ("generate_text", dict(folder=None), "folder: got None; want a path"),
+        ("generate_text", dict(stream=1), "stream: got 1; want True or False"),
+        ("generate_text", dict(stop="."), "stop: got '.'; want a tuple of strings"),
         ("tokenize_corpus", dict(corpus=None), "corpus: got None; want a name"),
         ("tokenize_corpus", dict(vocab_size=300.5), "vocab_size: got 300.5; want an integer"),
         ("run_experiment", dict(workers=True), "workers: got True; want a positive integer"),
