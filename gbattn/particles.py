@@ -143,7 +143,9 @@ def random_projection(
     """
     check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
     n, d = x.shape[-2:]
-    root = x if d <= n else torch.linalg.qr(x.mT, mode="r").R.mT  # root rootᵀ = x xᵀ
+    root = (
+        x if d <= n else torch.linalg.qr(x.mT, mode="r").R.mT
+    )  # root rootᵀ = x xᵀ
     shape = (*x.shape[:-2], min(n, d), d)
     return root @ torch.randn(
         shape, generator=generator, dtype=x.dtype, device=x.device
@@ -236,7 +238,9 @@ class RandomHeads:
         n, d = x.shape[-2:]
         total = torch.zeros_like(x)
         for _ in range(self.n_heads):
-            if self.score_sd == 0:  # one average for all, and a projection of itself
+            if (
+                self.score_sd == 0
+            ):  # one average for all, and a projection of itself
                 average = x.mean(-2, keepdim=True)
             else:
                 average = self.weights(x) @ x
