@@ -62,7 +62,7 @@ def distortion_sides(p, norm):
 
 @claim(points, tolerance=1e-11, relation="<=", mutant=lambda p: distortion_sides(p, 2))
 def test_thm_distortion(p):
-    """D is the formula with the nuclear norm, a metric without regard to place, size and rotation, and no rotation does better. Mutant: the spectral norm."""
+    """D is the formula, a metric blind to place, size and rotation, and no R does better. Mutant: the spectral norm."""
     return distortion_sides(p, "nuc")
 
 
@@ -82,7 +82,7 @@ def collapsed_sides(p, root):
 
 @claim(points, tolerance=1e-9, mutant=lambda p: collapsed_sides(p, float))
 def test_prop_robust_wrong(p):
-    """A collapsed embedding has D = 0 under jitter and is as far from a circle as claimed; the circle itself is not. Mutant: n − 1 for its root."""
+    """A collapsed embedding is robust and as far from a circle as claimed. Mutant: n − 1 for its root."""
     return collapsed_sides(p, math.sqrt)
 
 
@@ -126,7 +126,7 @@ def centres(tokens, K):
 
 @claim(points, tolerance=1e-9, relation="<=", mutant=lambda p: bins_sides(p, lambda tokens, K: tokens.to(F64) / K))
 def test_prop_bins(p):
-    """K bins have the mean squared error d/(12K²), the least of any K intervals, and D as claimed. Mutant: read at the lower edge."""
+    """K bins have the error d/(12K²), the least of any K intervals, and D as claimed. Mutant: read at lower edges."""
     return bins_sides(p, centres)
 
 
@@ -155,7 +155,7 @@ def order_sides(p, width):
 
 @claim(points, tolerance=1e-10, mutant=lambda p: order_sides(p, 0.3), examples=15)
 def test_prop_no_order(p):
-    """Under cross-entropy a relabelled model on relabelled bins has the same loss, states and gradients. Mutant: soft bins, which know the order."""
+    """A relabelled model on relabelled bins has the same loss, states and gradients. Mutant: soft bins."""
     return order_sides(p, 0.0)
 
 
@@ -254,7 +254,10 @@ def test_the_optimal_critic_of_two_gaussians_reaches_their_information(rho, boun
         (lambda: soft_bins(torch.rand(3), 4, -1.0), "width: got -1.0; want a finite number, 0 or more"),
         (lambda: probe_score(*[torch.rand(3, 2)] * 3, torch.rand(4, 2)), "test_truth: got shape"),
         (lambda: probe_score(*[torch.rand(3, 2)] * 2, torch.rand(3, 1), torch.rand(3, 2)), "test_states: got shape"),
-        (lambda: probe_score(torch.rand(3, 2), *[torch.ones(3, 1)] * 1, torch.rand(3, 2), torch.ones(3, 1)), "test_truth: got the mean"),
+        (
+            lambda: probe_score(torch.rand(3, 2), torch.ones(3, 1), torch.rand(3, 2), torch.ones(3, 1)),
+            "test_truth: got the mean of truth; want rows that differ",
+        ),
         (lambda: donsker_varadhan(torch.rand(0), torch.rand(2)), "joint_scores: got shape"),
         (lambda: donsker_varadhan(torch.rand(2), torch.rand(2).double()), "product_scores: got dtype"),
     ],
