@@ -224,7 +224,9 @@ class HierarchicalAttention(MultiHeadAttention):
         sums = one_of("scores", "outputs", "residuals")
         check(levels=(levels, COUNT), taps=(taps, COUNT), combine=(combine, sums))
         check(aligned=(aligned, FLAG))
-        require(rotary is None, "rotary", rotary, "None: a block has no one position")
+        require(
+            rotary is None, "rotary", rotary, "None: a block has no one position"
+        )
         like = dict(device=device, dtype=dtype)
         super().__init__(d_model, n_heads, bias=bias, **like, **options)
         self.levels, self.taps = int(levels), int(taps)
@@ -252,7 +254,9 @@ class HierarchicalAttention(MultiHeadAttention):
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
-        options = f"levels={self.levels}, taps={self.taps}, combine={self.combine!r}"
+        options = (
+            f"levels={self.levels}, taps={self.taps}, combine={self.combine!r}"
+        )
         return f"{super().extra_repr()}, {options}, aligned={self.aligned}"
 
     @property
@@ -270,12 +274,14 @@ class HierarchicalAttention(MultiHeadAttention):
         """Return the shapes of keys of each level, of values, of the last rows of each
         level, and of residuals."""
         shapes, coarse = super().cache_shapes(), range(1, self.levels)
-        shapes |= {f"key{l}": (self.n_kv_heads, self.head_dim) for l in coarse}
+        shapes |= {f"level{l}": (self.n_kv_heads, self.head_dim) for l in coarse}
         if self.levels > 1:
             last = (1, max(self.taps - 1, 1), self.d_model)
             shapes |= {f"rows{l}": last for l in range(self.levels)}
         if self.combine == "residuals":
-            shapes |= {f"residual{l}": (self.n_heads, self.head_dim) for l in coarse}
+            shapes |= {
+                f"residual{l}": (self.n_heads, self.head_dim) for l in coarse
+            }
         return shapes
 
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
@@ -345,7 +351,7 @@ class HierarchicalAttention(MultiHeadAttention):
             q, k = split_heads(q, self.n_heads), split_heads(k, self.n_kv_heads)
             if inputs.cache is not None:  # which has a row for each token
                 k = k.repeat_interleave(size, 2)[:, :, past % size :][:, :, :T]
-                k = inputs.cache.extend(f"key{level}", k)[:, :, ::size]
+                k = inputs.cache.extend(f"level{level}", k)[:, :, ::size]
             coarse = self._products(q, k)  # (B, H, T_l, S_l)
             if self.aligned and inputs.causal:
                 coarse = coarse.tril(past // size)

@@ -219,11 +219,14 @@ def test_the_pyramid_is_its_definition(T, taps):
         assert torch.allclose(fast, plain, atol=1e-14, rtol=0)
     batch = causal_pyramid(torch.stack([X, 2 * X]), filters)
     assert torch.equal(batch[-1][0], causal_pyramid(X, filters)[-1])
-    assert torch.autograd.gradcheck(lambda X, f: tuple(causal_pyramid(X, f)), (X.requires_grad_(), filters.requires_grad_()))
+    inputs = X.requires_grad_(), filters.requires_grad_()
+    assert torch.autograd.gradcheck(lambda X, f: tuple(causal_pyramid(X, f)), inputs)
 
 
 @pytest.mark.parametrize("aligned", [False, True])
-@pytest.mark.parametrize(("level", "T", "S", "past"), [(0, 4, 4, 0), (1, 5, 5, 0), (2, 9, 9, 0), (2, 3, 9, 6), (1, 1, 6, 5), (3, 2, 5, 3)])
+@pytest.mark.parametrize(
+    ("level", "T", "S", "past"), [(0, 4, 4, 0), (1, 5, 5, 0), (2, 9, 9, 0), (2, 3, 9, 6), (1, 1, 6, 5), (3, 2, 5, 3)]
+)
 def test_lifting_is_its_definition(level, T, S, past, aligned):
     size = 2**level
     rows, columns = (past + T - 1) // size - past // size + 1, -(-S // size)
@@ -309,7 +312,7 @@ def test_the_layer_is_its_definition(combine, aligned, causal):
 @torch.no_grad()
 def test_all_weight_on_level_0_is_multi_head_attention():
     layer, plain, x = layer_of(n_kv_heads=2), MultiHeadAttention(8, 4, n_kv_heads=2, dtype=F64), drawn(2, 7, 8)
-    plain.load_state_dict({name: w for name, w in layer.state_dict().items() if name.split(".")[0] in vars(plain)["_modules"]})
+    assert plain.load_state_dict(layer.state_dict(), strict=False).missing_keys == []
     layer.mixture.zero_()[0] = 1e4
     for causal in (False, True):
         assert torch.allclose(layer(x, causal=causal), plain(x, causal=causal), atol=1e-12, rtol=0)
@@ -398,7 +401,8 @@ def test_a_context_has_a_pyramid_of_its_own():
 def test_gradients(combine):
     layer = HierarchicalAttention(4, 2, combine=combine, aligned=combine == "outputs", dtype=F64)
     x = drawn(1, 5, 4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, f, a: torch.func.functional_call(layer, {"filters": f, "mixture": a}, (x,)), (x, layer.filters, layer.mixture))
+    call = lambda x, f, a: torch.func.functional_call(layer, {"filters": f, "mixture": a}, (x,))
+    assert torch.autograd.gradcheck(call, (x, layer.filters, layer.mixture))
     layer(x).square().sum().backward()
     for name, weight in layer.named_parameters():
         if "key" not in name or "weight" in name:  # the same number for all keys changes no softmax
@@ -461,10 +465,13 @@ def test_its_cost_is_what_torch_counts(options):
         later = attention_cost(layer, 4, past=6, causal=True, batch_size=2)
         assert later.forward_flops == count_flops(layer, x[:, 6:10].detach(), causal=True, cache=cache)
     if layer.levels > 1:
-        plain = MultiHeadAttention(8, 4, n_kv_heads=options.get("n_kv_heads"))
-        assert attention_cost(plain, 11, batch_size=2).forward_flops < attention_cost(layer, 11, batch_size=2).forward_flops
+        plain, whole = (
+            MultiHeadAttention(8, 4, n_kv_heads=options.get("n_kv_heads")),
+            attention_cost(layer, 11, batch_size=2),
+        )
+        assert attention_cost(plain, 11, batch_size=2).forward_flops < whole.forward_flops
         half = attention_cost(layer, 11, batch_size=2, causal=True, count_masked=False)
-        assert half.forward_flops < attention_cost(layer, 11, batch_size=2).forward_flops
+        assert half.forward_flops < whole.forward_flops
 
 
 def test_it_is_registered():
@@ -480,8 +487,11 @@ X, L = torch.ones(1, 4, 8), HierarchicalAttention(8, 2)
     ("call", "sentence"),
     [
         (lambda: causal_pyramid(torch.ones(3), torch.ones(1, 2, 3)), r"X: got shape \(3,\); want"),
-        (lambda: causal_pyramid(X, torch.ones(1, 2, 3)), r"filters: got shape \(1, 2, 3\); want \(steps, taps, d\) with taps ≥ 1, d = 8"),
-        (lambda: causal_pyramid(X, torch.ones(1, 2, 8).double()), "filters: got dtype torch.float64; want torch.float32"),
+        (
+            lambda: causal_pyramid(X, torch.ones(1, 2, 3)),
+            r"filters: got shape \(1, 2, 3\); want .* with taps ≥ 1, d = 8",
+        ),
+        (lambda: causal_pyramid(X, torch.ones(1, 2, 8).double()), "filters: got dtype torch.float64; want torch.f"),
         (lambda: causal_pyramid(X, torch.ones(1, 0, 8)), r"filters: got shape \(1, 0, 8\); want"),
         (lambda: lift_scores(torch.ones(2, 2), 1, 5, 5), r"scores: got shape \(2, 2\); want .*T_l = 3, S_l = 3"),
         (lambda: lift_scores(torch.ones(2, 2), -1, 4, 4), "level: got -1; want an integer, 0 or more"),
@@ -493,11 +503,14 @@ X, L = torch.ones(1, 4, 8), HierarchicalAttention(8, 2)
         (lambda: HierarchicalAttention(8, 2, taps=1.5), "taps: got 1.5; want a positive integer"),
         (lambda: HierarchicalAttention(8, 2, combine="both"), "combine: got 'both'; want one of 'scores', 'outputs'"),
         (lambda: HierarchicalAttention(8, 2, aligned="yes"), "aligned: got 'yes'; want True or False"),
-        (lambda: HierarchicalAttention(8, 2, rotary=100.0), "rotary: got 100.0; want None: a block has no one position"),
-        (lambda: L(X, mask=torch.ones(4, 4).tril().bool()), r"mask: got shape \(4, 4\), torch.bool; want padding, boolean"),
-        (lambda: L(X, mask=torch.randn(1, 4)), r"mask: got shape \(1, 4\), torch.float32; want padding, boolean"),
+        (lambda: HierarchicalAttention(8, 2, rotary=100.0), "rotary: got 100.0; want None: a block has no one"),
+        (lambda: L(X, mask=torch.ones(4, 4).tril().bool()), r"mask: got shape \(4, 4\), torch.bool; want padding"),
+        (lambda: L(X, mask=torch.randn(1, 4)), r"mask: got shape \(1, 4\), torch.float32; want padding"),
         (lambda: L(X, mask=torch.ones(1, 2, 1, 4).bool()), r"mask: got shape \(1, 2, 1, 4\), torch.bool; want padding"),
-        (lambda: HierarchicalAttention(8, 2, combine="residuals")(X, context=X.clone()), "context: got a context; want None"),
+        (
+            lambda: HierarchicalAttention(8, 2, combine="residuals")(X, context=X + 1),
+            "context: got a context; want None",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong(call, sentence):
