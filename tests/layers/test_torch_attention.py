@@ -10,6 +10,7 @@ from torch import nn
 
 from gbattn.attention import LinearAttention, MultiHeadAttention, TorchAttention, causal_mask
 from gbattn.boosted import GradientBoostedAttention
+from gbattn.hierarchical import HierarchicalAttention
 from gbattn.sinkhorn import SinkhornAttention
 from gbattn.twicing import TwicingAttention
 
@@ -21,6 +22,7 @@ SOME = torch.rand(B * H, T, T, generator=torch.Generator().manual_seed(3)) > 0.6
 SOME[:, :, 0] = False  # torch has NaN where nothing is left
 ADDED = torch.randn(B * H, T, T, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 KINDS = (MultiHeadAttention, LinearAttention, TwicingAttention, GradientBoostedAttention, SinkhornAttention)
+KINDS += (HierarchicalAttention,)
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +104,10 @@ def test_every_layer_gives_behind_the_face_what_it_gives_alone(kind):
     for hidden in (PADDING, floats(PADDING)):
         output = face(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
         torch.testing.assert_close(output, layer(x, padding=real))
+    causal = [dict(is_causal=True), dict(attn_mask=floats(CAUSAL), is_causal=True)]
+    causal += [] if kind is HierarchicalAttention else [dict(attn_mask=CAUSAL)]  # which takes no mask of many rows
     if kind is not SinkhornAttention:
-        for told in (dict(attn_mask=CAUSAL), dict(is_causal=True), dict(attn_mask=floats(CAUSAL), is_causal=True)):
+        for told in causal:
             output = face(x, x, x, key_padding_mask=PADDING, **told)[0]
             torch.testing.assert_close(output, layer(x, causal=True, padding=real))
     again = pickle.loads(pickle.dumps(copy.deepcopy(face)))
