@@ -1,0 +1,380 @@
+"""Chapter 30: models of Hugging Face with the book's attention, and boosted ones."""
+
+import copy
+import importlib
+import importlib.util
+import json
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from claims import claim
+from gbattn.conventions import eval_mode
+from gbattn.language_model import LanguageModel, ModelConfig
+from pages import skip_or_fail
+
+SIZES = dict(vocab_size=40, max_length=32, d_model=16, n_layers=2, n_heads=2)
+ATTENTION = {
+    "standard": dict(attention="multi_head"),
+    "grouped": dict(attention="multi_head", attention_options=dict(n_kv_heads=1), positions="rotary"),
+    "boosted": dict(attention="boosted"),
+    "three rounds": dict(attention="boosted", attention_options=dict(rounds=3, kv_from="input"), positions="rotary"),
+    "shared": dict(attention="boosted", attention_options=dict(kv_from="shared"), positions="rotary"),
+    "twicing": dict(attention="twicing", attention_options=dict(rounds=3)),
+    "linear": dict(attention="linear"),
+    "shifted": dict(attention="multi_head", attention_options=dict(shift=True), positions="rotary"),
+}
+STATIC = ("standard", "grouped", "boosted", "three rounds", "shared")
+FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
+IDS = torch.arange(18).view(2, 9) * 7 % 40
+REAL = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])  # padding on the left
+GREEDY = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+
+
+def package():
+    """The module of the chapter, or no test."""
+    if importlib.util.find_spec("transformers") is None:
+        skip_or_fail("transformers is not installed: pip install 'gbattn[pretrained]'.")
+    return importlib.import_module("gbattn.pretrained")
+
+
+@pytest.fixture(name="gp", scope="module")
+def fixture_gp():
+    return package()
+
+
+@torch.no_grad()
+def shaken(model, seed=0, scale=0.1, only=""):
+    """Move the weights, so that none is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if only in name:
+            weight += scale * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return model
+
+
+def book_model(kind, **options):
+    return shaken(LanguageModel(ModelConfig(**SIZES, **ATTENTION[kind], **options), seed=1)).eval()
+
+
+def family(name, seed=0):
+    """A small model of a family of transformers, in evaluation mode."""
+    package()
+    import transformers as hf
+
+    none = dict(vocab_size=40, bos_token_id=None, eos_token_id=None)
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, **none)
+    window = dict(num_key_value_heads=1, use_sliding_window=True, sliding_window=5, max_window_layers=1)
+    if name == "gpt2":
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, **none))
+    elif name == "llama":
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(num_key_value_heads=1, **sizes))
+    elif name == "qwen2":
+        model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**window, **sizes))
+    else:  # heads that together are wider than the stream
+        model = hf.Qwen3ForCausalLM(hf.Qwen3Config(head_dim=12, **window, **sizes))
+    return shaken(model, seed).eval()
+
+
+# ---- the book's model as a model of transformers ----
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_a_language_model_has_the_same_logits_and_text_in_transformers(gp, kind):
+    model = book_model(kind)
+    copied = gp.GbattnForCausalLM.from_language_model(model)
+    logits = model(IDS)
+    assert torch.equal(copied(IDS).logits, logits)
+    assert torch.equal(copied(IDS, logits_to_keep=2).logits, logits[:, -2:])
+    back = copied.to_language_model()
+    assert torch.equal(back(IDS), logits) and back.config == model.config
+    text = model.generate(IDS, 6, temperature=0)
+    assert torch.equal(copied.generate(IDS, attention_mask=torch.ones_like(IDS), **GREEDY), text)
+    padded = model.generate(IDS, 6, temperature=0, lengths=REAL.sum(1))
+    assert torch.equal(copied.generate(IDS, attention_mask=REAL, **GREEDY), padded)
+    beams = [
+        copied.generate(IDS, attention_mask=REAL, num_beams=3, use_cache=c, **GREEDY)
+        for c in (copied.config.use_cache, False)
+    ]
+    assert torch.equal(*beams)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", STATIC)
+def test_a_static_cache_writes_the_same_text(gp, kind):
+    copied = gp.GbattnForCausalLM.from_language_model(book_model(kind))
+    text = [copied.generate(IDS, attention_mask=REAL, **GREEDY, **o) for o in ({}, dict(cache_implementation="static"))]
+    assert torch.equal(*text)
+
+
+def test_each_round_with_keys_of_its_own_has_a_layer_of_the_cache(gp):
+    for kind, layers in (("standard", 2), ("boosted", 4), ("three rounds", 6), ("shared", 2), ("twicing", 6)):
+        copied = gp.GbattnForCausalLM.from_language_model(book_model(kind))
+        cache = copied(IDS).past_key_values
+        assert len(cache.layers) == layers and {layer.keys.shape[-2] for layer in cache.layers} == {9}, kind
+
+
+def test_what_a_cache_cannot_hold_is_refused(gp):
+    from transformers import DynamicCache, StaticCache
+
+    linear = gp.GbattnForCausalLM.from_language_model(book_model("linear"))
+    assert not linear.config.use_cache
+    with pytest.raises(ValueError, match="past_key_values: got DynamicCache; want None"):
+        linear(IDS, past_key_values=DynamicCache())
+    twicing = gp.GbattnForCausalLM.from_language_model(book_model("twicing"))
+    with pytest.raises(ValueError, match="past_key_values: got StaticCache; want a DynamicCache"):
+        twicing(IDS, past_key_values=StaticCache(twicing.config, 20))
+    with pytest.raises(ValueError, match="input_ids: got both or neither"):
+        linear()
+
+
+@torch.no_grad()
+def test_eager_attention_shows_its_weights_and_the_hidden_states(gp):
+    model = book_model("boosted")
+    copied = gp.GbattnForCausalLM.from_language_model(model)
+    copied.set_attn_implementation("eager")
+    output = copied(IDS, output_attentions=True, output_hidden_states=True)
+    traces = model.outputs(IDS, traces=True)
+    assert torch.allclose(output.logits, traces.logits, atol=1e-5)
+    for weights, trace in zip(output.attentions, traces.traces):
+        assert torch.allclose(weights, trace.rounds[0].weights, atol=1e-5)
+    assert torch.allclose(output.hidden_states[1], traces.hidden_states[1], atol=1e-5)
+    dropping = gp.GbattnForCausalLM.from_language_model(
+        LanguageModel(ModelConfig(**SIZES, attention_options=dict(dropout=0.5)))
+    ).train()
+    dropping.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="dropout: got 0.5; want no dropout of weights"):
+        dropping(IDS)
+
+
+def test_checkpointed_gradients_are_the_same_and_labels_are_shifted(gp):
+    model = book_model("boosted")
+    copied = gp.GbattnForCausalLM.from_language_model(model).train()
+    loss = copied(IDS, labels=IDS).loss
+    assert torch.allclose(loss, model(IDS[:, :-1].contiguous(), IDS[:, 1:].contiguous()))
+    loss.backward()
+    plain = {name: weight.grad.clone() for name, weight in copied.named_parameters()}
+    copied.zero_grad()
+    copied.activation_checkpointing_enable()
+    copied(IDS, labels=IDS, use_cache=False).loss.backward()
+    assert all(torch.equal(plain[name], weight.grad) for name, weight in copied.named_parameters())
+
+
+@torch.no_grad()
+def test_saved_models_are_found_by_the_auto_classes(gp, tmp_path):
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    overrides = {1: dict(attention="multi_head", attention_options={})}
+    model = book_model("boosted", overrides=overrides, tie_embeddings=False)
+    copied = gp.GbattnForCausalLM.from_language_model(model, eos_token_id=3)
+    copied.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())  # no remote code
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is gp.GbattnConfig and config.to_model_config() == model.config and config.eos_token_id == 3
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is gp.GbattnForCausalLM and torch.equal(loaded(IDS).logits, model(IDS))
+    body = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(body(IDS).last_hidden_state, loaded.model(IDS).last_hidden_state)
+    fresh = AutoModelForCausalLM.from_config(config)
+    gates = [module for module in fresh.modules() if type(module).__name__ == "Gate"]
+    assert gates and not any(weight.any() for gate in gates for weight in gate.parameters())
+
+
+def test_a_config_says_what_is_wrong(gp):
+    with pytest.raises(ValueError, match="n_heads: got 3"):
+        gp.GbattnConfig(d_model=16, n_heads=3)
+    with pytest.raises(ValueError, match="config: got .*; want a ModelConfig"):
+        gp.GbattnConfig.from_model_config({})
+    with pytest.raises(ValueError, match="model: got .*; want a LanguageModel"):
+        gp.GbattnForCausalLM.from_language_model(torch.nn.Linear(1, 1))
+    assert gp.GbattnConfig(hidden_size=32, num_hidden_layers=1, n_heads=2).to_model_config().d_model == 32
+
+
+# ---- boosting a trained model ----
+
+OPTIONS = st.fixed_dictionaries(
+    dict(
+        rounds=st.sampled_from([2, 3]),
+        kv_from=st.sampled_from(["residual", "input"]),
+        gate=st.sampled_from(["feature", "head", "scalar", "none"]),
+        layers=st.sampled_from([None, [0], [1], [1, 0]]),
+    )
+)
+
+
+def both(problem, spoil=False):
+    name, seed, options = problem
+    plain = family(name, seed).double()
+    boosted = package().boost(copy.deepcopy(plain), **options)
+    if spoil:
+        shaken(boosted, only="corrections.0.value.weight")
+    with torch.no_grad():
+        return boosted(IDS, attention_mask=REAL).logits, plain(IDS, attention_mask=REAL).logits
+
+
+@claim(
+    st.tuples(st.sampled_from(FAMILIES), st.integers(0, 3), OPTIONS),
+    tolerance=0.0,
+    mutant=lambda problem: both(problem, spoil=True),
+    examples=16,
+)
+def test_prop_starts_as_nothing(problem):
+    """Corrections with zero values change no bit of the logits."""
+    return both(problem)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_boosted_model_writes_the_same_text_and_then_decodes_what_it_computes(gp, name, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    plain = family(name)
+    model = gp.boost(copy.deepcopy(plain), 3)
+    text = [m.generate(IDS, attention_mask=REAL, **GREEDY) for m in (plain, model)]
+    assert torch.equal(*text)
+    shaken(model, scale=0.3, only="corrections")
+    logits = model(IDS, attention_mask=REAL).logits
+    assert not torch.allclose(logits, plain(IDS, attention_mask=REAL).logits, atol=1e-3)
+    options = [{}, dict(use_cache=False), dict(cache_implementation="static")]
+    first, *others = (model.generate(IDS, attention_mask=REAL, **GREEDY, **o) for o in options)
+    assert all(torch.equal(first, other) for other in others)
+    beams = [model.generate(IDS, attention_mask=REAL, num_beams=3, use_cache=c, **GREEDY) for c in (True, False)]
+    assert torch.equal(*beams)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is type(model) and torch.equal(loaded(IDS, attention_mask=REAL).logits, logits)
+    with pytest.raises(OSError, match="no file named model.safetensors"):
+        type(plain).from_pretrained(tmp_path)
+    restored = gp.unboost(model)
+    assert type(restored) is type(plain) and type(restored.config) is type(plain.config)
+    assert torch.equal(restored(IDS).logits, plain(IDS).logits)
+    assert {*restored.state_dict()} == {*plain.state_dict()}
+
+
+@torch.no_grad()
+def test_a_window_hides_the_same_tokens_from_every_round(gp):
+    model = shaken(gp.boost(family("qwen2"), layers=[1]), scale=0.3, only="corrections")
+    model.model.layers[0] = copy.deepcopy(model.model.layers[1])  # both have the window of 5
+    model.config.layer_types = ["sliding_attention"] * 2
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx, layer.self_attn.extra = number, 2 + number
+    far = IDS.clone()
+    far[:, 0] = 39 - far[:, 0]
+    # Layers · rounds · (5 − 1) tokens are as far as anything reaches: with r = x − F, a round reaches from F on.
+    reach = 2 * 2 * 4
+    long, longer = (torch.cat([x, IDS, IDS], 1) for x in (IDS, far))
+    change = (model(long).logits - model(longer).logits).abs().amax((0, 2))
+    assert change[0] > 0 and not change[reach + 1 :].any()
+
+
+@torch.no_grad()
+def test_a_boosted_gpt2_is_the_layer_of_chapter_8(gp):
+    from gbattn.attention import MultiHeadAttention
+    from gbattn.boosted import GradientBoostedAttention
+
+    model = shaken(gp.boost(family("gpt2").double(), 3), scale=0.3, only="corrections")
+    attn, x = model.transformer.h[0].attn, torch.randn(2, 7, 16, dtype=torch.float64)
+    plain = MultiHeadAttention(16, 2, causal=True, dtype=torch.float64)
+    for part, weight, bias in zip(
+        (plain.query, plain.key, plain.value), attn.c_attn.weight.mT.chunk(3), attn.c_attn.bias.chunk(3)
+    ):
+        part.weight.copy_(weight), part.bias.copy_(bias)
+    plain.out.weight.copy_(attn.c_proj.weight.mT), plain.out.bias.copy_(attn.c_proj.bias)
+    layer = GradientBoostedAttention.from_attention(plain, rounds=3)
+    layer.corrections.load_state_dict(attn.corrections.state_dict())
+    mask = torch.ones(7, 7).bool().tril()[None, None]
+    assert torch.allclose(attn(x, attention_mask=mask)[0], layer(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_values_are_what_learns_first(gp, name):
+    model = gp.boost(family(name), freeze=True).train()
+    model(IDS, labels=IDS).loss.backward()
+    learning = {
+        n.split("corrections.0.")[-1] for n, w in model.named_parameters() if w.grad is not None and w.grad.any()
+    }
+    assert learning <= {"value.weight", "value.bias"} and "value.weight" in learning
+    assert all("corrections" in n for n, w in model.named_parameters() if w.requires_grad)
+    assert all(w.requires_grad for w in gp.boost(family(name)).parameters())
+
+
+@torch.no_grad()
+def test_the_books_own_model_is_boosted_too(gp, tmp_path):
+    plain = gp.GbattnForCausalLM.from_language_model(book_model("grouped"))
+    model = gp.boost(copy.deepcopy(plain), 3, kv_from="input", layers=[1])
+    assert torch.equal(model(IDS).logits, plain(IDS).logits)
+    shaken(model, scale=0.3, only="corrections")
+    text = [model.generate(IDS, attention_mask=REAL, use_cache=c, **GREEDY) for c in (True, False)]
+    assert torch.equal(*text)
+    assert torch.equal(model.to_language_model()(IDS), model(IDS).logits)
+    model.save_pretrained(tmp_path)
+    loaded = gp.GbattnForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+    again = gp.boost(loaded, layers=[0])  # a loaded config has strings for numbers
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    with pytest.raises(ValueError, match="model: got GradientBoostedAttention in layer 0"):
+        gp.boost(loaded)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(rounds=1), "rounds: got 1; want 2 or more"),
+        (dict(kv_from="shared"), "kv_from: got 'shared'"),
+        (dict(gate="row"), "gate: got 'row'"),
+        (dict(layers=[]), "layers: got"),
+        (dict(layers=[2]), "layers: got"),
+        (dict(layers=[0, 0]), "layers: got"),
+        (dict(freeze=1), "freeze: got 1"),
+    ],
+)
+def test_boost_says_what_is_wrong(gp, options, message):
+    with pytest.raises(ValueError, match=message):
+        gp.boost(family("llama"), **options)
+
+
+def test_boost_takes_a_model_once_and_unboost_what_boost_returned(gp):
+    from transformers import GPT2Config
+
+    model = family("llama")
+    with pytest.raises(ValueError, match="model: got LlamaForCausalLM; want a model that boost returned"):
+        gp.unboost(model)
+    with pytest.raises(ValueError, match="model: got BoostedLlamaForCausalLM; want one of"):
+        gp.boost(gp.boost(model))
+    with pytest.raises(ValueError, match="boosting: got none"):
+        gp.BoostedGPT2LMHeadModel(gp.BoostedGPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40))
+    odd = family("gpt2")
+    odd.config = GPT2Config(**{**odd.config.to_dict(), "reorder_and_upcast_attn": True})
+    with pytest.raises(ValueError, match="reorder_and_upcast_attn=True"):
+        gp.boost(odd)
+
+
+@torch.no_grad()
+def test_a_boosted_model_shows_the_weights_of_its_own_round(gp):
+    plain = family("llama")
+    plain.set_attn_implementation("eager")
+    model = gp.boost(copy.deepcopy(plain))
+    shown = [m(IDS, output_attentions=True).attentions for m in (plain, model)]
+    with eval_mode(model):
+        assert len(shown[1]) == 2 and all(torch.equal(a, b) for a, b in zip(*shown))
+
+
+def test_trainer_trains_the_corrections_alone(gp, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    model = gp.boost(gp.GbattnForCausalLM.from_language_model(book_model("standard")), freeze=True)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    rows = [dict(input_ids=row, labels=row) for row in IDS.repeat(20, 1)]
+    settings = dict(max_steps=10, per_device_train_batch_size=4, learning_rate=0.01, report_to=[])
+    settings |= dict(save_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False)
+    result = Trainer(model, TrainingArguments(str(tmp_path), **settings), train_dataset=rows).train()
+    assert result.global_step == 10
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved and all("corrections" in name for name in moved)
+    assert (
+        model(IDS, labels=IDS).loss
+        < gp.GbattnForCausalLM.from_language_model(book_model("standard"))(IDS, labels=IDS).loss
+    )
