@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'check_recipe', 'train_tokenizer', 'bits_per_byte',
-           'HubText', 'as_array', 'Corpus', 'manifest_checksum', 'read_manifest', 'open_corpus', 'cache_root',
-           'load_corpus', 'Batch', 'PackedBatch', 'TokenStream', 'sequential_windows', 'bigram_loss']
+           'HubText', 'as_array', 'Corpus', 'TextStream', 'manifest_checksum', 'read_manifest', 'open_corpus',
+           'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'TokenStream', 'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
+import codecs
 import glob
 import hashlib
 import importlib
@@ -499,6 +500,12 @@ class Corpus:
         return self.manifest["vocab_size"]
 
     @property
+    def separator(self) -> bytes:
+        """What stands between two tokens of a text: a space in the published recipe."""
+        byte_level = self.manifest["recipe"]["tokenizer"] == "byte-level"
+        return b"" if byte_level else b" "
+
+    @property
     def lossless(self) -> bool:
         """Whether the tokens of every split spell its text byte for byte, with line
         ends read as newlines."""
@@ -606,12 +613,89 @@ class Corpus:
         single = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
         want = "one sequence: decode each row of a batch"
         require(single, "tokens", f"shape {tokens.shape}", want)
-        byte_level = self.manifest["recipe"]["tokenizer"] == "byte-level"
         ids = self._checked(tokens.ravel()).tolist()
-        spelled = (b"" if byte_level else b" ").join(
-            self.vocabulary[i] for i in ids
-        )
+        spelled = self.separator.join(self.vocabulary[i] for i in ids)
         return spelled.decode("utf-8", errors="replace")
+
+# %% ../nbs/14_corpora.ipynb #41469b2d
+#| code-fold: true
+class TextStream:
+    """Text while it is generated, up to a stop string: for ``stream=`` of
+    `gbattn.language_model.LanguageModel.generate`.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        What spells the tokens.
+    stop : sequence of str
+        A text ends before the first of these that is complete.
+    write : callable, optional
+        Called with the number of a sequence and its new text, as soon as no more
+        tokens can change it: never half of a character, or of a stop string.
+
+    Notes
+    -----
+    Source: chapter 14.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        stop: Sequence[str] = (),
+        write: Callable[[int, str], object] | None = None,
+    ) -> None:
+        fits = isinstance(stop, list | tuple) and all(
+            isinstance(one, str) and one for one in stop
+        )
+        require(fits, "stop", repr(stop), "a list of strings that are not empty")
+        check(write=(write, optional((callable, "a callable"))))
+        self.corpus, self.stop, self.write = corpus, tuple(stop), write
+        self._decoders, self._texts, self._ended, self._written = [], [], [], []
+
+    def __call__(self, new: torch.Tensor) -> bool:
+        """Read the next tokens (B, n); return whether all texts have ended."""
+        rows = as_array(new)
+        got = f"shape {rows.shape}"
+        if not self._texts:
+            B = len(rows) if rows.ndim else 0
+            self._decoders = [self._decoder() for _ in range(B)]
+            self._texts, self._ended, self._written = [""] * B, [False] * B, [0] * B
+        B = len(self._texts)
+        require(rows.ndim == 2 and len(rows) == B, "new", got, f"({B}, n)")
+        for b, ids in enumerate(rows):
+            words = (self.corpus.vocabulary[i] for i in ids.tolist())
+            between = self.corpus.separator  # and before: the text follows a prompt
+            self._extend(b, b"".join(between + word for word in words))
+        return all(self._ended)
+
+    @staticmethod
+    def _decoder():
+        return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def _extend(self, b: int, spelled: bytes, final: bool = False) -> None:
+        if self._ended[b]:
+            return
+        text = self._texts[b] + self._decoders[b].decode(spelled, final)
+        # The first that is complete ends the text, whatever the tokens; the longest,
+        # if two are.
+        found = [(at + len(s), at) for s in self.stop if (at := text.find(s)) >= 0]
+        self._ended[b] = bool(found)
+        text = self._texts[b] = text[: min(found)[1]] if found else text
+        # The beginning of a stop string may become one.
+        sizes = range(1, max(map(len, self.stop), default=1))
+        held = [n for n in sizes if text.endswith(tuple(s[:n] for s in self.stop))]
+        held = 0 if final or self._ended[b] else max(held, default=0)
+        start, upto = self._written[b], len(text) - held
+        if self.write is not None and upto > start:
+            self.write(b, text[start:upto])
+            self._written[b] = upto
+
+    def finish(self) -> list[str]:
+        """Write what was held back, and return the texts, without their prompts."""
+        for b in range(len(self._texts)):
+            self._extend(b, b"", final=True)
+        return list(self._texts)
 
 # %% ../nbs/14_corpora.ipynb #cc8dbc0a
 def _checksum(path: Path) -> str:
