@@ -1290,7 +1290,7 @@ def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
         (lambda: LAYER(X, context=X[..., :4]), r"context: got shape \(2, 3, 4\); want \(B, T, D\) with T ≥ 1, D = 8"),
         (lambda: LAYER(X, context=X[:1]), r"context: got shape \(1, 3, 8\); want \(B, S, D\) with B = 2, as x"),
         (lambda: LAYER(X, context=X, causal=True), "causal: got True; want False with a context"),
-        (lambda: LAYER(X, context=X, cache=used()), "cache: got a cache; want None with a context"),
+        (lambda: LAYER(X, context=X[:, :0], cache=LAYER.make_cache(2, 4)), "context: got 0 tokens; want at least one"),
         (lambda: rotate(torch.ones(1, 1, 2, 4).long(), torch.zeros(2, 2)), "x: got dtype torch.int64; want a float"),
         (lambda: rotate(torch.ones(1, 1, 2, 4), torch.zeros(2, 2).long()), "angles: got dtype torch.int64; want"),
         (lambda: rotate([1.0], torch.zeros(2, 2)), r"x: got list; want \(B, heads, T, K\)"),

@@ -419,7 +419,7 @@ def test_forward_forms_no_map(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a map was formed")
 
-    monkeypatch.setattr(gbattn.attention, "attention_weights", refuse)
+    monkeypatch.setattr(gbattn.attention, "_weights", refuse)
     assert torch.equal(layer(x, causal=True), expected)
     with pytest.raises(AssertionError, match="a map was formed"):
         layer.explain(x, causal=True)
