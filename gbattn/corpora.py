@@ -501,7 +501,7 @@ class Corpus:
 
     @property
     def separator(self) -> bytes:
-        """What stands between two tokens of a text: a space in the published recipe."""
+        """What stands between two tokens of a text, a space in the published recipe."""
         byte_level = self.manifest["recipe"]["tokenizer"] == "byte-level"
         return b"" if byte_level else b" "
 

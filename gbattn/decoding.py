@@ -173,7 +173,7 @@ def accept_typical(
     typical = q.gather(-1, proposed.long()[..., None])[..., 0] > limit
     return typical.to(q.dtype), q
 
-# %% ../nbs/23_decoding.ipynb #37cb8b35
+# %% ../nbs/23_decoding.ipynb #6302e540
 #| code-fold: true
 def clipped_law(p: torch.Tensor, q: torch.Tensor, spread: float) -> torch.Tensor:
     """Return min{max{p, c q}, c exp(spread) q}, with the c for which it sums to 1: of
@@ -184,7 +184,7 @@ def clipped_law(p: torch.Tensor, q: torch.Tensor, spread: float) -> torch.Tensor
     p, q : torch.Tensor
         Probabilities of a draft and of a model, shape (…, V).
     spread : float
-        Not negative; 0 is q, and infinity p where q is positive.
+        Not negative; 0 is q, and the larger the nearer to p.
 
     Returns
     -------
