@@ -338,7 +338,7 @@ class FastWeightFeedForward(FeedForward):
             no mask, as no token before it depends on it.
         positions
             Not used.
-        cache : KeyValueCache, optional
+        cache : gbattn.attention.KeyValueCache, optional
             From `make_cache`, for decoding: fast weights and the open chunk.
         """
         self._check_call(x, causal, mask, padding)
