@@ -40,6 +40,7 @@ from .language_model import LanguageModel
 from .training import RateGroup, TrainConfig, learning_rate
 
 # %% ../nbs/21_timing.ipynb #5d476811
+#| code-fold: true
 class ScoreDrift(NamedTuple):
     """How far scores have moved, and the bound of chapter 21, each (…) for heads."""
 
@@ -458,7 +459,8 @@ def schedule_multiplier(
         return 1.0
     return multiplier + (1 - multiplier) * (max(past, 0) / way if way else 0)
 
-
+# %% ../nbs/21_timing.ipynb #4cb4e162
+#| code-fold: true
 @dataclass(frozen=True)
 class HoldAndRamp:
     """`schedule_multiplier` as the multiplier of a `gbattn.training.RateGroup`.
@@ -487,7 +489,7 @@ class HoldAndRamp:
         options = {f.name: getattr(self, f.name) for f in fields(self)}
         return schedule_multiplier(step, steps, **options)
 
-# %% ../nbs/21_timing.ipynb #fbb130c3
+# %% ../nbs/21_timing.ipynb #c6ebb1c5
 #| code-fold: true
 _PROJECTIONS = ("query", "key", "value", "out")
 
@@ -533,7 +535,7 @@ def slowed(
         tuple(names), HoldAndRamp() if multiplier is None else multiplier
     )
 
-# %% ../nbs/21_timing.ipynb #7b9d39a1
+# %% ../nbs/21_timing.ipynb #5cf8232c
 #| code-fold: true
 def removed_budget(
     config: TrainConfig,
@@ -559,7 +561,7 @@ def removed_budget(
     lost = (rate * (1 - multiplier(None, t, steps)) for t, rate in enumerate(rates))
     return math.fsum(lost) / math.fsum(rates)
 
-# %% ../nbs/21_timing.ipynb #8d74c8e6
+# %% ../nbs/21_timing.ipynb #8896ba4c
 def slow_rows(
     optimizer: torch.optim.Optimizer,
     weight: torch.Tensor,
