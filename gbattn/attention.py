@@ -1767,12 +1767,16 @@ class MultiHeadAttention(nn.Module):
         """Return q (B, T, D) and k (B, S, G·K), each head normalised by ``query_norm``
         and ``key_norm`` of a module, by default the layer; as they are without."""
         of = self if of is None else of
-        heads = lambda x: x.unflatten(-1, (-1, self.head_dim))
         if of.query_norm is not None:
-            q = of.query_norm(heads(q)).flatten(-2)
+            q = self._normalize(of.query_norm, q)
         if k is not None and of.key_norm is not None:
-            k = of.key_norm(heads(k)).flatten(-2)
+            k = self._normalize(of.key_norm, k)
         return q, k
+
+    def _normalize(self, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The heads of x, normalised in the dtype of the gains; autocast has others."""
+        heads = x.unflatten(-1, (-1, self.head_dim)).to(norm.weight.dtype)
+        return norm(heads).flatten(-2).to(x.dtype)
 
     def shift_kv(
         self,
