@@ -938,8 +938,10 @@ class LanguageModel(nn.Module):
                     before = torch.cat([ended, ends[:, :-1]], dim=1)
                     new = new.masked_fill(before, end)
                 if draft is not None:
-                    go_on = (accepted | before).all(0).cumprod(0)
-                    n = min(n, 1 + int(go_on.sum()))
+                    go_on = (accepted | before).all(0)
+                    if end is not None:
+                        go_on = go_on & ~ends.all(0)
+                    n = min(n, 1 + int(go_on.cumprod(0).sum()))
                     for one in readers:
                         one.crop(tokens.shape[1] + n - 1)
                 # The result is read at the end only, as a GPU would wait for Python
