@@ -210,8 +210,10 @@ def test_a_late_window_and_one_without_a_ramp():
 
 
 def test_what_is_removed():
-    config = TrainConfig(steps=10**6, schedule="constant", warmup_steps=0)
-    assert abs(removed_budget(config, HoldAndRamp(), 10**6) - 0.03375) < 1e-6
+    T = 20_000
+    config = TrainConfig(steps=T, schedule="constant", warmup_steps=0)
+    found = removed_budget(config, HoldAndRamp(), T)
+    assert abs(found - 0.75 / (2 * T) - 0.03375) < 1e-6  # a sum, and the integral
     cosine = TrainConfig(steps=1000, warmup_steps=0)
     assert removed_budget(cosine, HoldAndRamp(), 1000) > 0.05
 
@@ -327,7 +329,7 @@ def rule():
     return lambda: MaturityRule(tokens, earliest=0.3, latest=0.9, every=0.1, ramp=0.3, threshold=0.5)
 
 
-@pytest.mark.parametrize("after", [3, 8, 12])
+@pytest.mark.parametrize("after", [3, 9])
 def test_a_stopped_run_with_slowed_parameters_goes_on_bit_for_bit(tmp_path, after):
     make, whole, again = rule(), small(), small()
     config = TrainConfig(steps=12, batch_size=4, learning_rate=0.02, checkpoint_every=2, keep="last")
@@ -489,8 +491,8 @@ def test_energy_is_read_before_the_normaliser():
 
 
 def test_a_smaller_rate_moves_less():
-    """λ at the release is smaller in the slowed run, for each of several seeds."""
-    for seed in range(3):
+    """λ at the release is smaller in the slowed run, for two seeds."""
+    for seed in range(2):
         found = []
         for multiplier in (1.0, 0.25):
             model = small(seed)
