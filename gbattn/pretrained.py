@@ -260,6 +260,11 @@ class InTransformers:
             return super().append_kv(inputs, k, v, *suffix)
         return inputs.cache.extend_pair(*self.key_value_heads(inputs, k, v))
 
+    def record_round(self, inputs, gate=None, **entries):
+        """As the layer's, but the weights are those that the output is made of, and
+        no copy, so that their gradient can be kept."""
+        super().record_round(inputs._replace(cache=None), gate, **entries)
+
 
 def _adopt(module: nn.Module, mixin: type) -> None:
     """Put a class in front of that of a module, as torch's parametrisations do."""

@@ -151,6 +151,16 @@ def test_eager_attention_shows_its_weights_and_the_hidden_states(gp):
         dropping(IDS)
 
 
+def test_attention_weights_keep_a_gradient_beside_a_cache(gp):
+    copied = gp.GbattnForCausalLM.from_language_model(book_model("boosted"))
+    copied.set_attn_implementation("eager")
+    output = copied(IDS, output_attentions=True, use_cache=True)
+    for weights in output.attentions:
+        weights.retain_grad()
+    output.logits.sum().backward()
+    assert all(weights.grad.any() for weights in output.attentions)
+
+
 def test_checkpointed_gradients_are_the_same_and_labels_are_shifted(gp):
     model = book_model("boosted")
     copied = gp.GbattnForCausalLM.from_language_model(model).train()
