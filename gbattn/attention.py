@@ -1067,7 +1067,7 @@ class StaticCache(KeyValueCache):
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The state: ``length`` and the buffers, by name."""
+        """What it holds, by name, ``length`` and buffers."""
         return {"length": self.length} | self.buffers
 
     def _set_length(self, length: int) -> None:

@@ -261,7 +261,7 @@ class HierarchicalAttention(MultiHeadAttention):
 
     @property
     def rounds(self) -> int:
-        """Attentions of a pass: one of summed scores, or one for each level."""
+        """The number of attentions of a pass, one for summed scores or one a level."""
         return 1 if self.combine == "scores" else self.levels
 
     def level_weights(self) -> torch.Tensor:

@@ -63,7 +63,8 @@ def simplex_tokens(
 
 
 def mean_overlap(x: torch.Tensor) -> torch.Tensor:
-    """Return |x̄|² of unit tokens, the mean of all n² inner products.
+    """Return the squared length of the mean token; for unit tokens, the mean of all n²
+    inner products.
 
     Parameters
     ----------
@@ -261,7 +262,7 @@ def evolve(
     layers: int,
     norm: str = "post",
 ) -> Iterator[torch.Tensor]:
-    """Iterate over the tokens before the first layer and after each.
+    """Yield the tokens before the first layer and after each.
 
     Parameters
     ----------
@@ -279,10 +280,10 @@ def evolve(
         ``"post"``: x ← N(x + η update(x)), on the sphere. ``"pre"``:
         x ← x + η update(N(x)), a stream that grows.
 
-    Returns
-    -------
-    iterator of torch.Tensor
-        Shape (…, n, d), layers + 1 of them.
+    Yields
+    ------
+    torch.Tensor
+        Shape (…, n, d), layers + 1 of them. Arguments are checked at the call.
 
     Notes
     -----

@@ -178,7 +178,7 @@ def update_cache(
 
     Parameters
     ----------
-    cache : Cache
+    cache : transformers.Cache
         Dynamic or static; of a fixed number of layers, or growing.
     keys, values : torch.Tensor
         Of the new tokens.

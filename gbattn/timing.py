@@ -61,9 +61,9 @@ def score_drift_bound(
 
     Parameters
     ----------
-    x : pair of torch.Tensor
+    x : tuple of torch.Tensor
         What queries and keys are made of, before and after, (…, T, D) each.
-    w_q, w_k : pair of torch.Tensor
+    w_q, w_k : tuple of torch.Tensor
         Their matrices, before and after, (…, D, K) each.
 
     Returns

@@ -175,8 +175,8 @@ def test_the_help_names_every_choice():
         choices |= {name: choices_of(config, name, **rest) for name in chosen}
     assert {"schedule", "precision", "decay", "keep", "positions", "attention", "ffn", "norm"} <= set(choices)
     assert choices["precision"] == ["no", "tf32", "bf16", "fp16"] and "boosted" in choices["attention"]
-    # Registered where chapters 17, 24 and 29 are loaded: an arm of one experiment, and layers of neighbours.
-    choices["attention"] = sorted({*choices["attention"]} - {"boosted_trial", "sinkhorn", "hierarchical"})
+    # Registered where chapters 17, 22, 24 and 29 are loaded: an arm of one experiment, and layers of neighbours.
+    choices["attention"] = sorted({*choices["attention"]} - {"boosted_trial", "fast_feed_forward", "sinkhorn", "hierarchical"})
     for name, found in choices.items():
         assert all(re.search(rf"(?<![\w-]){choice}\b", help_of[name]) for choice in found), name
     assert set(command_line._PLAINER) <= set(help_of)
