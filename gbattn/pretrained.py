@@ -204,22 +204,29 @@ class LayerCache:
     """A cache of transformers, as an attention layer of this library writes to it."""
 
     def __init__(self, cache: Cache, layer: int, extra: int):
-        self.cache, self.layer, self.extra, self.first = cache, layer, extra, True
+        self.cache, self.layer, self.extra, self.last = cache, layer, extra, None
 
     def extend_pair(self, k: torch.Tensor, v: torch.Tensor):
         """Append keys and values of the next round; return all of them."""
-        extra = 0 if self.first else self.extra
-        self.first, self.extra = False, self.extra + (not self.first)
-        return update_cache(self.cache, k, v, self.layer, extra)
+        first = self.last is None
+        self.last = self.layer if first else self.extra
+        self.extra += not first
+        return update_cache(self.cache, k, v, self.layer, 0 if first else self.last)
 
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Append one tensor, which is stored as keys beside values of no width."""
-        got, want = (
-            type(self.cache).__name__,
-            "a DynamicCache: this layer reads its end",
-        )
-        require(not self.cache.is_compileable, "past_key_values", got, want)
         return self.extend_pair(new, new[..., :0])[0]
+
+    def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Return of all keys (…, S, width) of the last round those of so many new
+        tokens."""
+        layer = self.cache.layers[self.last]
+        if not layer.is_compileable:
+            return x[..., x.shape[-2] - tokens :, :]
+        places = (
+            torch.arange(tokens, device=x.device) - tokens
+        )  # in a static buffer
+        return x.index_select(-2, places + layer.cumulative_length)
 
     def advance(self, tokens: int) -> None:
         """Nothing: the layers of the cache count their tokens themselves."""
@@ -252,6 +259,11 @@ class InTransformers:
         if inputs.cache is None:
             return super().append_kv(inputs, k, v, *suffix)
         return inputs.cache.extend_pair(*self.key_value_heads(inputs, k, v))
+
+    def record_round(self, inputs, gate=None, **entries):
+        """As the layer's, but the weights are those that the output is made of, and
+        no copy, so that their gradient can be kept."""
+        super().record_round(inputs._replace(cache=None), gate, **entries)
 
 
 def _adopt(module: nn.Module, mixin: type) -> None:

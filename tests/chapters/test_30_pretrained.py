@@ -21,11 +21,16 @@ ATTENTION = {
     "boosted": dict(attention="boosted"),
     "three rounds": dict(attention="boosted", attention_options=dict(rounds=3, kv_from="input"), positions="rotary"),
     "shared": dict(attention="boosted", attention_options=dict(kv_from="shared"), positions="rotary"),
+    "scaled": dict(
+        attention="boosted",
+        attention_options=dict(rotary=dict(fraction=0.5, scaling="linear", factor=2.0)),
+        positions="rotary",
+    ),
     "twicing": dict(attention="twicing", attention_options=dict(rounds=3)),
     "linear": dict(attention="linear"),
     "shifted": dict(attention="multi_head", attention_options=dict(shift=True), positions="rotary"),
 }
-STATIC = ("standard", "grouped", "boosted", "three rounds", "shared")
+STATIC = ("standard", "grouped", "boosted", "three rounds", "shared", "scaled", "twicing")
 FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
 IDS = torch.arange(18).view(2, 9) * 7 % 40
 REAL = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])  # padding on the left
@@ -117,15 +122,12 @@ def test_each_round_with_keys_of_its_own_has_a_layer_of_the_cache(gp):
 
 
 def test_what_a_cache_cannot_hold_is_refused(gp):
-    from transformers import DynamicCache, StaticCache
+    from transformers import DynamicCache
 
     linear = gp.GbattnForCausalLM.from_language_model(book_model("linear"))
     assert not linear.config.use_cache
     with pytest.raises(ValueError, match="past_key_values: got DynamicCache; want None"):
         linear(IDS, past_key_values=DynamicCache())
-    twicing = gp.GbattnForCausalLM.from_language_model(book_model("twicing"))
-    with pytest.raises(ValueError, match="past_key_values: got StaticCache; want a DynamicCache"):
-        twicing(IDS, past_key_values=StaticCache(twicing.config, 20))
     with pytest.raises(ValueError, match="input_ids: got both or neither"):
         linear()
 
@@ -147,6 +149,16 @@ def test_eager_attention_shows_its_weights_and_the_hidden_states(gp):
     dropping.set_attn_implementation("eager")
     with pytest.raises(ValueError, match="dropout: got 0.5; want no dropout of weights"):
         dropping(IDS)
+
+
+def test_attention_weights_keep_a_gradient_beside_a_cache(gp):
+    copied = gp.GbattnForCausalLM.from_language_model(book_model("boosted"))
+    copied.set_attn_implementation("eager")
+    output = copied(IDS, output_attentions=True, use_cache=True)
+    for weights in output.attentions:
+        weights.retain_grad()
+    output.logits.sum().backward()
+    assert all(weights.grad.any() for weights in output.attentions)
 
 
 def test_checkpointed_gradients_are_the_same_and_labels_are_shifted(gp):
