@@ -37,10 +37,11 @@ test: $(READY) chromium ## check everything: style, laws of the house, notebooks
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=nbs
 
-bench: $(READY) ## measure least squares against NumPy and scikit-learn, layers and training steps against their floors
+bench: $(READY) ## measure least squares against NumPy and scikit-learn, layers and training steps against their floors, GPT-2
 	$(BIN)/python benchmarks/least_squares.py
 	$(BIN)/python benchmarks/attention_layers.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/against_gpt2.py
 
 # nbdev leaves the module of a notebook that is gone, hence rm.
 export: $(READY) ## write the library from the notebooks, and strip the notebooks of their outputs

@@ -168,6 +168,31 @@ def test_one_arm_is_timed_against_the_standard_one_whose_records_stay(monkeypatc
     assert 1 < records["quick-no-twicing-last2"]["predicted_ratio"] < 1.15
 
 
+# ---- GPT-2 ----
+
+
+def test_the_gpt2_that_is_timed_has_our_weights(monkeypatch, tmp_path):
+    pytest.importorskip("transformers")
+    import against_gpt2
+
+    monkeypatch.setattr(sys, "argv", ["against_gpt2.py", "--quick", "--folder", str(tmp_path)])
+    against_gpt2.main()
+    (path,) = tmp_path.glob("*/quick.json")
+    measured = json.loads(path.read_text())["measured"]
+    assert len(measured) == 8 and all(row["over_gpt2"] > 0 for row in measured.values())
+
+    right = against_gpt2.gpt2_of
+
+    def wrong(model):
+        gpt2 = right(model)
+        gpt2.transformer.h[0].attn.c_attn.bias.data[0] += 1
+        return gpt2
+
+    monkeypatch.setattr(against_gpt2, "gpt2_of", wrong)
+    with pytest.raises(AssertionError, match="not close"):
+        against_gpt2.main()
+
+
 @pytest.mark.parametrize(("found", "arguments"), [("mps", []), ("cuda", ["--device", "cpu"])])
 def test_a_device_that_cannot_be_timed_is_refused(monkeypatch, found, arguments):
     accelerate = pytest.importorskip("accelerate")
