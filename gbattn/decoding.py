@@ -14,6 +14,7 @@ import torch
 
 from gbattn.conventions import (
     FLOATING,
+    INDEX,
     NOT_NEGATIVE,
     POSITIVE,
     check,
@@ -25,6 +26,19 @@ from .language_model import LanguageModel, accept_exactly
 
 # %% ../nbs/23_decoding.ipynb #50ab8cb9
 #| code-fold: true
+def _check_laws(p, q) -> None:
+    for name, law in (("p", p), ("q", q)):
+        check_tensor(name, law, "… V", positive="V", dtype=FLOATING)
+    require(p.shape == q.shape, "q", tuple(q.shape), f"{tuple(p.shape)}, as p")
+
+
+def _check_guess(p, q, proposed) -> None:
+    _check_laws(p, q)
+    check_tensor("proposed", proposed, "…", dtype=INDEX, device=p.device, of="p")
+    got, want = tuple(proposed.shape), tuple(p.shape[:-1])
+    require(got == want, "proposed", f"shape {got}", f"{want}, as p")
+
+
 def emitted_law(
     p: torch.Tensor, q: torch.Tensor, accept: Callable
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +62,7 @@ def emitted_law(
     -----
     V calls of the rule. Source: chapter 23.
     """
-    check_tensor("p", p, "… V", positive="V", dtype=FLOATING)
+    _check_laws(p, q)
     law, accepted = torch.zeros_like(p), torch.zeros_like(p[..., 0])
     for n in range(p.shape[-1]):
         proposed = torch.full(p.shape[:-1], n, device=p.device)
@@ -135,6 +149,7 @@ def accept_constrained(
     For ``accept=`` of `gbattn.language_model.LanguageModel.generate`, with
     ``functools.partial``. Source: chapter 23; Hao and Mou (2026).
     """
+    _check_guess(p, q, proposed)
     at = proposed.long()[..., None]
     q_n = q.gather(-1, at)
     gamma = lifted_probability(q_n, delta, taylor=taylor)
@@ -167,6 +182,7 @@ def accept_typical(
     For ``accept=`` of `gbattn.language_model.LanguageModel.generate`. The law of what
     is written depends on the draft. Source: chapter 23; Cai et al. (2024).
     """
+    _check_guess(p, q, proposed)
     check(threshold=(threshold, POSITIVE), alpha=(alpha, POSITIVE))
     entropy = torch.special.entr(q).sum(-1)
     limit = (alpha * (-entropy).exp()).clamp(max=threshold)
@@ -195,9 +211,7 @@ def clipped_law(p: torch.Tensor, q: torch.Tensor, spread: float) -> torch.Tensor
     -----
     Source: Theorem "The frontier" of chapter 23.
     """
-    check_tensor("p", p, "… V", positive="V", dtype=FLOATING)
-    check_tensor("q", q, "… V", positive="V", dtype=FLOATING)
-    require(p.shape == q.shape, "q", tuple(q.shape), f"{tuple(p.shape)}, as p")
+    _check_laws(p, q)
     check(spread=(spread, NOT_NEGATIVE))
     low = torch.full_like(p[..., :1], -float(spread))  # of log c, from −spread to 0
     high = torch.zeros_like(low)

@@ -188,7 +188,8 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_what_is_sampled_is_what_is_enumerated(name):
-    """2·10⁵ draws; V = 6."""
+    """2·10⁵ draws, by a χ² test; V = 6."""
+    chi2 = pytest.importorskip("scipy.stats").chi2
     rng = torch.Generator().manual_seed(0)
     p, q = (1.5 * torch.randn(2, 6, generator=rng, dtype=F64)).softmax(-1)
     law, accepted = emitted_law(p, q, RULES[name])
@@ -198,8 +199,11 @@ def test_what_is_sampled_is_what_is_enumerated(name):
     accept = torch.rand(200_000, generator=rng, dtype=F64) < probability[proposed]
     other = torch.multinomial(replacement, 200_000, replacement=True, generator=rng)  # (6, draws)
     written = proposed.where(accept, other[proposed, torch.arange(200_000)])
-    found = torch.bincount(written, minlength=6) / 200_000
-    assert (found - law).abs().sum() / 2 < 0.01 and abs(accept.double().mean() - accepted) < 0.01
+    found = torch.bincount(written, minlength=6)
+    expected = 200_000 * law
+    assert expected.min() > 5
+    assert chi2.sf(((found - expected) ** 2 / expected).sum().item(), 5) > 1e-3
+    assert abs(accept.double().mean() - accepted) < 0.01
     if name in ("exact", "none"):
         assert (law - q).abs().max() < 1e-9 and abs(accepted - torch.minimum(p, q).sum()) < 1e-9
 
@@ -299,6 +303,10 @@ def test_a_rule_of_ones_own_in_generate():
         (lambda p: clipped_law(p, p[:2], 1), r"q: got \(2,\); want \(3,\), as p"),
         (lambda p: clipped_law(p, p, -1), "spread: got -1; want"),
         (lambda p: emitted_law(p.long(), p, accept_exactly), "p: got dtype torch.int64"),
+        (lambda p: emitted_law(p, p[:2], accept_exactly), r"q: got \(2,\); want \(3,\), as p"),
+        (lambda p: accept_typical(p, p[:2], torch.tensor(0)), r"q: got \(2,\); want \(3,\), as p"),
+        (lambda p: accept_typical(p, p, torch.tensor(0.5)), "proposed: got dtype torch.float32"),
+        (lambda p: accept_constrained(p, p, torch.zeros(1).long(), delta=1), r"proposed: got shape \(1,\); want"),
         (lambda p: accept_typical(p, p, torch.tensor(0), alpha=0), "alpha: got 0; want a positive"),
         (lambda p: accept_constrained(p, p, torch.tensor(0), delta=math.nan), "delta: got nan"),
         (lambda p: first_round(3), "model: got 3; want a LanguageModel"),

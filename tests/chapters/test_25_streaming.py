@@ -81,6 +81,30 @@ def test_thm_noise_left(p):
     return noise_and_bounds(p, lambda b: math.cosh(b) ** 2)
 
 
+def random_gains(p, limit):
+    """The recursion; and 200 streams of pairs drawn from a few: where they end, and how they scatter."""
+    n, runs = 3000, 200
+    which = torch.randint(p.n, (runs, n), generator=p.rng)
+    s, v = p.scores.clamp(-1.5, 1.5), p.values
+    w = s.exp()
+    ends = (s[which].softmax(1) * v[which]).sum(1)
+    m = (w * v).mean() / w.mean()
+    variance = (w**2 * (v - m) ** 2).mean() / w.mean() ** 2
+    o, Z = v[0], w[0]
+    for weight, value in zip(w[1:], v[1:]):
+        Z = Z + weight
+        o = o + weight * (value - o) / Z
+    away = (n * runs / variance).sqrt() * (ends.mean() - limit(w, v))
+    left = [(o - (s.softmax(0) * v).sum()).abs(), away.abs(), (n * ends.var() / variance - 1).abs()]
+    return torch.stack(left), torch.tensor([1e-12, 5.0, 0.4], dtype=F64)
+
+
+@claim(streams, tolerance=0, relation="<=", examples=15, mutant=lambda p: random_gains(p, lambda w, v: v.mean()))
+def test_prop_random_gains(p):
+    """Streams end at E wv / E w, within a normal law of the stated variance. Mutant: at the mean of the values."""
+    return random_gains(p, lambda w, v: (w * v).mean() / w.mean())
+
+
 def urn_by_enumeration(p, left_over):
     start, mean, square = 0.2 + 0.6 * p.gains[0], 0.0, 0.0
     gains = p.gains[1:]
