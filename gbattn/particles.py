@@ -94,7 +94,7 @@ def overlap_drift(
     overlaps : torch.Tensor
         Rᵢⱼ = ⟨xᵢ, xⱼ⟩ of unit tokens, shape (…, n, n).
     smoothed : torch.Tensor
-        sᵢⱼ = E ⟨m(xᵢ), m(xⱼ)⟩ of their averages, such as A R Aᵀ for attention weights
+        sᵢⱼ = E ⟨zᵢ, zⱼ⟩ of their averages z, such as A R Aᵀ for attention weights
         A, shape (…, n, n).
     d : int
         Features.
@@ -144,9 +144,11 @@ def random_projection(
     """
     check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
     n, d = x.shape[-2:]
-    root = (
-        x if d <= n else torch.linalg.qr(x.mT, mode="r").R.mT
-    )  # root rootᵀ = x xᵀ
+    root = x
+    if d > n:  # the triangle with root rootᵀ = x xᵀ, its diagonal not negative
+        R = torch.linalg.qr(x.mT, mode="r").R
+        below = R.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) < 0
+        root = torch.where(below, -R, R).mT
     shape = (*x.shape[:-2], min(n, d), d)
     return root @ torch.randn(
         shape, generator=generator, dtype=x.dtype, device=x.device
@@ -310,7 +312,7 @@ def evolve(
 # %% ../nbs/27_particles.ipynb #446f40e2
 #| code-fold: true
 def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
-    """Return the rate (1 − γ) (γ (1 − f) + g) at which a common overlap γ moves, for
+    """Return the rate (1 − γ) (γ (1 − f) + c) at which a common overlap γ moves, for
     d → ∞.
 
     Parameters
@@ -318,7 +320,7 @@ def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
     overlap : float
         γ, from 0 to 1.
     weights : torch.Tensor
-        M, draws of weights with rows that sum to one, shape (…, n, n), n ≥ 2.
+        B, draws of weights with rows that sum to one, shape (…, n, n), n ≥ 2.
 
     Returns
     -------
@@ -327,7 +329,7 @@ def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
 
     Notes
     -----
-    f and g are the means of Σₖ Mᵢₖ² and, for i ≠ j, of Σₖ Mᵢₖ Mⱼₖ. Source: Theorem
+    f and c are the means of Σₖ Bᵢₖ² and, for i ≠ j, of Σₖ Bᵢₖ Bⱼₖ. Source: Theorem
     "Rounds of random heads" of chapter 27.
     """
     check(overlap=(overlap, FRACTION))
@@ -338,5 +340,5 @@ def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
     away = (weights.sum(-1) - 1).abs().max().item()
     require(away < 1e-4, "weights", f"a row sum off by {away:.1g}", "row sums of 1")
     f = weights.square().sum((-2, -1)).mean() / n
-    g = (weights.sum(-2).square().sum(-1).mean() / n - f) / (n - 1)
-    return (1 - overlap) * (overlap * (1 - f) + g)
+    c = (weights.sum(-2).square().sum(-1).mean() / n - f) / (n - 1)
+    return (1 - overlap) * (overlap * (1 - f) + c)

@@ -163,7 +163,7 @@ def rounds(p, factor):
 
 @claim(tokens, tolerance=1e-10, mutant=lambda p: rounds(p, 2), examples=20)
 def test_thm_random_rounds(p):
-    """Boosted: three times the covariance; twicing: nothing; a simplex moves by f and g. Mutant: two times."""
+    """Boosted: three times the covariance; twicing: nothing; a simplex moves by f and c. Mutant: two times."""
     return rounds(p, 3)
 
 
