@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
@@ -1189,7 +1190,9 @@ def _read_tensors(
         fits = here is not None and (here.shape, here.dtype) == (x.size, dtype)
         as_written = torch.empty(0 if fits else x.size, dtype=dtype)  # for the error
         found[name] = torch.empty_like(here.detach()) if fits else as_written
-    dcp.load(found, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*intent is to load in a single process")
+        dcp.load(found, storage_reader=reader, no_dist=True)
     return found
 
 # %% ../nbs/15_training.ipynb #3c748ea6
