@@ -20,7 +20,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from gbattn import experiments
+from gbattn import experiments, training
 from gbattn.attention import MultiHeadAttention, make_attention
 from gbattn.comparison import MEASURES, best_rates, compare
 from gbattn.conventions import Record
@@ -552,43 +552,46 @@ def test_a_worker_that_dies_is_reported(corpora, tmp_path, monkeypatch):
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    """In whatever is started, as the numbers of threads decide the last bits."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    """Here and in whatever is started, as the number of threads decides the last bits."""
+    threads = torch.get_num_threads()
     path = [str(Path(experiments.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
-HERE = {"cluster": "local", "timeout_min": 10}  # submitit's jobs, on this machine
+def test_each_run_is_a_job_and_its_record_the_same(corpora, tmp_path, one_thread, monkeypatch, capfd):
+    """One that was stopped goes on, one that another process holds is left to it, and one that fails is named."""
+    broken, update = Arm(name="broken", train={"warmup_steps": 40}), training._update
+    of = replace(LONG, arms=(STANDARD, BOOSTED, broken), seeds=(1,))
+    stopped, held, _ = of.runs()
 
+    def dying(one):
+        if one.step == 20:
+            raise KeyboardInterrupt
+        update(one)
 
-def test_each_run_is_a_job_and_its_record_the_same(corpora, tmp_path, one_thread, capfd):
-    """One that was stopped goes on, and one that another process holds is left to it."""
-    of = replace(LONG, seeds=(1, 2, 3), arms=(STANDARD,))
-    stopped, held, fresh = of.runs()
-    kill_in_mid_run(start(of, corpora, tmp_path, 1), tmp_path, 1)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(training, "_update", dying)
+        go(corpora, tmp_path, of)
     (kept,) = (path / "training.json" for path in under_way(tmp_path))
     state = json.loads(kept.read_text())
     state["seconds"] = 1e6  # by which the record of who goes on from it is known
     kept.write_text(json.dumps(state | {"sha256": manifest_checksum(state)}))
-    (tmp_path / "work" / held.id).mkdir(exist_ok=True)
-    with FileLock(tmp_path / "work" / held.id / "lock"):
-        found = go(corpora, tmp_path, of, cluster=HERE)
-    assert [r.settings["id"] for r in found] == [stopped.id, fresh.id]
-    assert found[0].measured["seconds"] > 1e6
+    (tmp_path / "work" / held.id).mkdir()
+    with FileLock(tmp_path / "work" / held.id / "lock"), pytest.raises(RuntimeError) as caught:
+        go(corpora, tmp_path, of, cluster={"cluster": "local", "timeout_min": 10})
+    said = str(caught.value)
+    assert said.startswith("1 of 3 runs failed, the first broken-seed1-") and "warmup_steps: got 40; want" in said
     assert "3 jobs submitted, logs in " in capfd.readouterr().err
+    (found,) = records_of(of, tmp_path / "results")
+    assert found.settings["id"] == stopped.id and found.measured["seconds"] > 1e6
     (tmp_path / "whole").mkdir()
-    whole = go(corpora, tmp_path / "whole", of, workers=2)
-    found = go(corpora, tmp_path, of, cluster=HERE)
-    assert untimed(found) == untimed(whole)
-    assert [r.settings for r in found] == [r.settings for r in whole]
-    for here, there in zip(found, whole):
-        assert here.provenance | {"date": None} == there.provenance | {"date": None}
-
-
-def test_a_job_that_fails_is_named(corpora, tmp_path, one_thread):
-    broken = Arm(name="broken", train={"warmup_steps": 8})
-    with pytest.raises(RuntimeError, match="1 of 1 runs failed, the first broken-seed1.*got 8.*; what is finished"):
-        go(corpora, tmp_path, replace(TINY, arms=(broken,), seeds=(1,)), cluster=HERE)
+    (whole,) = go(corpora, tmp_path / "whole", replace(of, arms=(STANDARD,)))
+    assert untimed([found]) == untimed([whole])
+    assert found.settings | {"planned": 1} == whole.settings and found.provenance == whole.provenance
 
 
 def test_a_job_that_is_stopped_asks_for_the_same_again():
@@ -889,7 +892,11 @@ def without_attention_dropout(arm):
     [
         (lambda: run("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: run(TINY, workers=0), "workers: got 0; want a positive integer"),
-        (lambda: run(TINY, cluster="slurm"), "cluster: got slurm; want a dictionary"),
+        (lambda: run(TINY, cluster="slurm"), "cluster: got 'slurm'; want None or a dictionary"),
+        (
+            lambda: experiments._executor({"cluster": "no"}, Path("x")),
+            "cluster: got {'cluster': 'no'} (AutoExecutor doesn",
+        ),
         (lambda: run(TINY, cluster={}, workers=2), "workers: got 2; want 1 with a cluster, where each run is a job"),
         (lambda: run(TINY, shard=(3, 2)), "shard: got (3, 2); want (k, n) with k from 1 to n"),
         (lambda: run(TINY, shard=1), "shard: got 1; want (k, n) with k from 1 to n"),
