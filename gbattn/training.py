@@ -455,7 +455,7 @@ def _fingerprint(corpus) -> str:
     return digest.hexdigest()[:12]
 
 
-def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, str]:
+def _identity(model, corpus, config: TrainConfig, accelerator) -> dict[str, str]:
     """All that decides a run, as flat text, to compare with a checkpoint's."""
     settings = config.to_dict()
     del settings["checkpoint_every"]  # decides nothing
@@ -466,7 +466,9 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
         settings[f"model {name}"] = f"{x.dtype} {tuple(x.shape)}"
     for name, x in model.named_parameters():
         settings[f"model {name}"] += "" if x.requires_grad else " frozen"
-    settings |= {"corpus": _fingerprint(corpus), "processes": processes}
+    settings |= {"corpus": _fingerprint(corpus)}
+    settings |= {"processes": accelerator.num_processes}
+    settings |= {"sharded": True} if accelerator.is_fsdp2 else {}
     return {name: json.dumps(x, default=str) for name, x in settings.items()}
 
 
@@ -726,6 +728,15 @@ def _placed(model: nn.Module, accelerator) -> nn.Module:
     return copy.deepcopy(model)
 
 
+def _clip(run: "_Run") -> torch.Tensor:
+    """Cut the gradient to the length that is allowed; return the length that it had."""
+    limit = math.inf if run.config.clip is None else run.config.clip
+    # Of a module in shards the parameters are new ones.
+    learning = list(run.module.parameters()) if run.sharded else run.learning
+    norm = run.accelerator.clip_grad_norm_(learning, limit)
+    return norm.full_tensor() if run.sharded else norm
+
+
 @torch.no_grad()
 def _give_back(run: "_Run") -> None:
     """Give the caller's model the weights of a copy in shards, in every process."""
@@ -763,13 +774,10 @@ class _Run:
             _Summed(self.model), optimizer
         )
         self.scored = self.module if self.sharded else model
-        if self.sharded:  # its parameters are new ones
-            self.learning = list(self.module.parameters())
         if config.compile:
             torch.compiler.reset()  # what a run compiles depends on no run before
             self.module = torch.compile(self.module, dynamic=False)
-        self.identity = _identity(model, corpus, config, self.processes)
-        self.identity |= {"sharded": "true"} if self.sharded else {}
+        self.identity = _identity(model, corpus, config, accelerator)
         self.identity |= {f"rates {i}": repr(x) for i, x in enumerate(self.rates)}
         if folder:
             self.identity["initial weights"] = _initial_weights(model, folder)
@@ -814,9 +822,7 @@ def _update(run: _Run) -> None:
     with run.accelerator.no_sync(run.module) if first else nullcontext():
         losses = [_backward(run, part) for part in first]
     losses.append(_backward(run, last))
-    limit = math.inf if config.clip is None else config.clip
-    norm = run.accelerator.clip_grad_norm_(run.learning, limit)
-    norm = norm.full_tensor() if run.sharded else norm
+    norm = _clip(run)
     run.optimizer.step()
     run.optimizer.zero_grad()
     run.unread.append((sum(losses), norm))
