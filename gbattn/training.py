@@ -601,7 +601,7 @@ def _plugin(precision: str):
 
 
 def _accelerator(precision: str):
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType, GradientAccumulationPlugin
 
@@ -622,7 +622,8 @@ def _accelerator(precision: str):
     if plugin and kind != "NO":
         # accelerate 1.15 heeds the plugin on GPUs only, and in a process only once.
         accelerator.state.fsdp_plugin = plugin
-        accelerator.state.distributed_type = DistributedType.FSDP
+        for state in (accelerator.state, PartialState()):
+            state.distributed_type = DistributedType.FSDP
     return accelerator
 
 

@@ -220,9 +220,9 @@ def main():
             folder.mkdir()
             found = tried(extra, wheel, folder)
             shutil.rmtree(folder)
-            print(f"{extra}: {'failed' if found else 'ok'}, {time.monotonic() - begun:.0f} s", flush=True)
+            took = f"{time.monotonic() - begun:.0f} s"
+            print(f"{extra}: {'failed' if found else 'ok'}, {took}", *found, sep="\n", flush=True)
             failed += found
-    print(*failed, sep="\n\n")
     return 1 if failed else 0
 
 
