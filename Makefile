@@ -18,7 +18,7 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book test lab bench export lint newest oldest clean distclean chromium
+.PHONY: help book test lab bench export lint newest oldest extras clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
@@ -66,6 +66,9 @@ oldest: ## test the library with the oldest torch that is allowed, apart from .v
 	grep -v '^torch==' constraints.txt >.oldest/constraints.txt
 	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' '$(OLDEST_TORCH)'
 	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/layers
+
+extras: $(READY) ## try the wheel in a fresh environment for each extra, with nothing else
+	$(BIN)/python tools/try_extras.py
 
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints

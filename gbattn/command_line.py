@@ -154,6 +154,7 @@ def _share(word: str) -> tuple[int, int]:
 
 _SPELLINGS = {  # how one word stands for a value, and back
     dict: ("JSON", json.loads, json.dumps),
+    dict | None: ("JSON", json.loads, json.dumps),
     tuple[int, int]: ("K/N", _share, lambda pair: "{}/{}".format(*pair)),
     Path: ("PATH", _path, str),
     Path | None: ("{None}|PATH", _path, str),

@@ -615,6 +615,7 @@ def run_experiment(
     *,
     workers: int = 1,
     shard: tuple[int, int] = (1, 1),
+    cluster: dict | None = None,
     results: Path | None = None,
     corpora: Path | None = None,
     work: Path | None = None,
@@ -635,6 +636,9 @@ def run_experiment(
         Processes at once, each with one thread; 1 is this process, with all.
     shard : tuple of int
         The k-th of n parts, for the k-th of n machines.
+    cluster : dict, optional
+        Each run is a job of SLURM, of which this waits for the end: what submitit's
+        AutoExecutor takes, as JSON, such as '{"gpus_per_node": 1}'.
     results : Path, optional
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
         is a checkout of it, or results here.
@@ -671,7 +675,7 @@ def run_experiment(
         check_writable("results", folder, experiment.name)
     places = dict(folder=folder, corpora=corpora, work=work)
     try:
-        run(experiment, workers=workers, shard=shard, **places)
+        run(experiment, workers=workers, shard=shard, cluster=cluster, **places)
     except KeyboardInterrupt as stop:
         raise type(stop)(
             f"what is finished is in {experiment_folder(experiment.name, folder)}; the "

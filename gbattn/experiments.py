@@ -1095,6 +1095,52 @@ def _wait_for_workers(count: int, share: tuple) -> list[int]:
             process.wait()
 
 
+class _Job:
+    """The queue of one run, as a job of a cluster. One that the cluster stops, as at its
+    time limit, is queued once more by submitit, and goes on from its checkpoint."""
+
+    def __call__(self, *share) -> list[str]:
+        with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
+            failures = Path(place) / "failures"
+            failures.touch()
+            return [describe_error(error) for error in _work(*share, failures)]
+
+    def checkpoint(self, *share):
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, *share)
+
+
+def _executor(cluster: dict, logs: Path):
+    """What submits jobs, if submitit can make it of these options."""
+    check_packages("cluster", "submitit")
+    from submitit import AutoExecutor
+
+    options = {"cluster": "slurm", "name": "gbattn"} | cluster
+    try:
+        executor = AutoExecutor(logs, cluster=options.pop("cluster"))
+        executor.update_parameters(**options)
+    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
+        got = f"{cluster} ({describe_error(error)})"
+        want = "options of submitit's AutoExecutor, such as {'gpus_per_node': 1}"
+        require(False, "cluster", got, want)
+    return executor
+
+
+def _wait_for_jobs(executor, runs: Sequence[Run], places: tuple) -> list[str]:
+    """Submit each run as a job and wait for all; return a line on each that failed."""
+    with executor.batch():
+        jobs = [executor.submit(_Job(), [one], *places, False) for one in runs]
+    logs = executor.folder
+    print(f"{len(jobs)} jobs submitted, logs in {logs}", file=sys.stderr, flush=True)
+    failed = []
+    for one, job in zip(runs, jobs):
+        error = job.exception()  # when it has ended
+        whys = job.result() if error is None else [describe_error(error)]
+        failed += [f"{one.id} {one.name}: {why}" for why in whys]
+    return failed
+
+
 def _text_fingerprint(spec: "CorpusSpec", corpora: str | None) -> str | None:
     """The fingerprint of a reader's own text as it is now, if it is here and the
     experiment does not name one."""
@@ -1131,6 +1177,7 @@ def run(
     *,
     workers: int = 1,
     shard: tuple[int, int] = (1, 1),
+    cluster: dict | None = None,
     folder: str | Path | None = None,
     work: str | Path | None = None,
     corpora: str | Path | None = None,
@@ -1152,6 +1199,11 @@ def run(
         several GPUs call `run` once for each, with CUDA_VISIBLE_DEVICES set.
     shard : tuple of int
         (k, n): only the k-th of n parts, for n machines (`Experiment.shard`).
+    cluster : dict, optional
+        Submit each run as a job, and wait: what submitit's ``AutoExecutor`` takes as
+        parameters, such as ``{"slurm_partition": "gpu", "gpus_per_node": 1}``, and as
+        ``cluster``, ``"slurm"`` by default. All machines must see ``folder``, ``work``
+        and the texts. Whoever stops waiting leaves the jobs to the cluster.
     folder : str or Path, optional
         The folder of records; `gbattn.conventions.results_folder` by default.
     work : str or Path, optional
@@ -1172,6 +1224,9 @@ def run(
     check(
         workers=(workers, COUNT), shard=(shard, _SHARD), progress=(progress, FLAG)
     )
+    check(cluster=(cluster, optional(DICTIONARY)))
+    want = "1 with a cluster, where each run is a job"
+    require(cluster is None or workers == 1, "workers", workers, want)
     places = dict(folder=folder, work=work, corpora=corpora)
     check(**{name: (place, optional(PATH)) for name, place in places.items()})
     folder = Path(folder or results_folder())
@@ -1208,16 +1263,20 @@ def run(
         _finished(one, folder, corpus.fingerprint)
     check_writable("folder", folder, experiment.name)
     check_writable("work", work)
-    with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
-        failures = Path(place) / "failures"
-        failures.touch()
-        share = runs, folder, work, corpora, progress and workers == 1, failures
-        if workers == 1:
-            for error in _work(*share):
-                raise error
-            return records_of(experiment, folder)
-        codes = _wait_for_workers(min(workers, len(left)), share)
-        failed = failures.read_text("utf-8").splitlines()
+    if cluster is not None:
+        executor = _executor(cluster, work / "jobs")
+        failed, codes = _wait_for_jobs(executor, left, (folder, work, corpora)), []
+    else:
+        with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
+            failures = Path(place) / "failures"
+            failures.touch()
+            share = runs, folder, work, corpora, progress and workers == 1, failures
+            if workers == 1:
+                for error in _work(*share):
+                    raise error
+                return records_of(experiment, folder)
+            codes = _wait_for_workers(min(workers, len(left)), share)
+            failed = failures.read_text("utf-8").splitlines()
     why = f"{sum(map(bool, codes))} of {len(codes)} workers ended with an error"
     if failed:
         first = failed[0].partition(" ")[2]

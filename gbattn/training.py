@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History', 'check_precision', 'check_device', 'RateGroup',
-           'window_length', 'checkpoints', 'train', 'RunFolder', 'Evaluation', 'evaluate', 'Speed', 'measure_speed']
+           'window_length', 'checkpoints', 'load_weights', 'train', 'RunFolder', 'Evaluation', 'evaluate', 'Speed',
+           'measure_speed']
 
 # %% ../nbs/15_training.ipynb #010594fa
+import copy
 import hashlib
 import inspect
 import itertools
@@ -20,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
@@ -452,7 +455,7 @@ def _fingerprint(corpus) -> str:
     return digest.hexdigest()[:12]
 
 
-def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, str]:
+def _identity(model, corpus, config: TrainConfig, accelerator) -> dict[str, str]:
     """All that decides a run, as flat text, to compare with a checkpoint's."""
     settings = config.to_dict()
     del settings["checkpoint_every"]  # decides nothing
@@ -463,7 +466,9 @@ def _identity(model, corpus, config: TrainConfig, processes: int) -> dict[str, s
         settings[f"model {name}"] = f"{x.dtype} {tuple(x.shape)}"
     for name, x in model.named_parameters():
         settings[f"model {name}"] += "" if x.requires_grad else " frozen"
-    settings |= {"corpus": _fingerprint(corpus), "processes": processes}
+    settings |= {"corpus": _fingerprint(corpus)}
+    settings |= {"processes": accelerator.num_processes}
+    settings |= {"sharded": True} if accelerator.is_fsdp2 else {}
     return {name: json.dumps(x, default=str) for name, x in settings.items()}
 
 
@@ -500,6 +505,8 @@ def _loss_of(
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The summed loss of a model as a function of inputs and targets (B, T): what the
     model returns if it takes a ``reduction``, else that of the logits it returns."""
+    if isinstance(model, _Summed):
+        return model
     takes = inspect.signature(getattr(model, "forward", model)).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     needs = [
@@ -570,25 +577,53 @@ def check_device(device: torch.device | str) -> None:
         require(False, "device", got, "cpu, or cuda where torch finds a GPU")
 
 
+def _plugin(precision: str):
+    """What accelerate takes to share the weights among processes, if the launcher asks
+    for that."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    version = os.environ.get("FSDP_VERSION", "nothing")
+    require(version == "2", "FSDP_VERSION", version, "2, or no ACCELERATE_USE_FSDP")
+    got, want = "'fp16' with weights in shards", "'no', 'tf32' or 'bf16'"
+    require(precision != "fp16", "precision", got, want)
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        auto_wrap_policy="TRANSFORMER_BASED_WRAP",
+        mixed_precision_policy=MixedPrecisionPolicy(),  # `_backward` casts
+        cpu_offload=False,
+        cpu_ram_efficient_loading=False,
+        activation_checkpointing=False,
+    )
+
+
 def _accelerator(precision: str):
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState
-    from accelerate.utils import GradientAccumulationPlugin
+    from accelerate.utils import DistributedType, GradientAccumulationPlugin
 
     check_precision(precision)
+    plugin = _plugin(precision)
     AcceleratorState._reset_state()  # it would keep the precision of a run before
     accelerator = Accelerator(  # what is left out, its environment would decide
         mixed_precision="no" if precision == "tf32" else precision,
         dynamo_backend="no",
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        fsdp_plugin=plugin,
     )
     # It may be kept off it.
     check_precision(precision, accelerator.device.type == "cuda")
-    kind, known = (
-        accelerator.distributed_type.value,
-        ("NO", "MULTI_CPU", "MULTI_GPU"),
-    )
+    kind = accelerator.distributed_type.value
+    known = ["NO", "MULTI_CPU", "MULTI_GPU"] + ["FSDP"] * (plugin is not None)
     require(kind in known, "accelerate", kind, "one of " + ", ".join(known))
+    if plugin and kind != "NO":
+        # accelerate 1.15 heeds the plugin on GPUs only, and in a process only once.
+        accelerator.state.fsdp_plugin = plugin
+        for state in (accelerator.state, PartialState()):
+            state.distributed_type = DistributedType.FSDP
     return accelerator
 
 
@@ -667,6 +702,50 @@ def _set_rates(run: "_Run") -> None:
         group["lr"] = rate if by is None else rate * factors[by]
 
 
+# %% ../nbs/15_training.ipynb #b8d17583
+#| code-fold: true
+def _units(module: nn.Module) -> set[str]:
+    """The classes of what is gathered at once for its pass: what stands in a
+    ModuleList, and has parts. In a transformer these are its blocks."""
+    names = set()
+    for child in module.children():
+        listed = isinstance(child, nn.ModuleList)
+        names |= set() if listed else _units(child)
+        blocks = (x for x in child if any(x.children())) if listed else ()
+        names |= {type(x).__name__ for x in blocks}
+    return names
+
+
+def _placed(model: nn.Module, accelerator) -> nn.Module:
+    """The model on accelerate's device; where processes share the weights a copy, of
+    which each will keep a part, as a model in shards is none that others can use."""
+    if not accelerator.is_fsdp2:
+        return model.to(accelerator.device)
+    scalars = [name for name, p in model.named_parameters() if p.ndim == 0]
+    want = "parameters of shape (1,) at least, to be cut into shards"
+    require(not scalars, "model", f"scalars: {', '.join(scalars)}", want)
+    plugin = accelerator.state.fsdp_plugin
+    plugin.transformer_cls_names_to_wrap = sorted(_units(model))
+    return copy.deepcopy(model)
+
+
+def _clip(run: "_Run") -> torch.Tensor:
+    """Cut the gradient to the length that is allowed; return the length that it had."""
+    limit = math.inf if run.config.clip is None else run.config.clip
+    # Of a module in shards the parameters are new ones.
+    learning = list(run.module.parameters()) if run.sharded else run.learning
+    norm = run.accelerator.clip_grad_norm_(learning, limit)
+    return norm.full_tensor() if run.sharded else norm
+
+
+@torch.no_grad()
+def _give_back(run: "_Run") -> None:
+    """Give the caller's model the weights of a copy in shards, in every process."""
+    whole = _tensors(run.whole)
+    for name, x in _tensors(run.model).items():
+        whole[name].copy_(x.full_tensor() if hasattr(x, "full_tensor") else x)
+
+
 # %% ../nbs/15_training.ipynb #898d34f8
 class _Run:
     """A run under way: what it works with, and what it has gone through."""
@@ -674,8 +753,8 @@ class _Run:
     def __init__(
         self, model, corpus, config: TrainConfig, folder: Path | None, rates=()
     ):
-        self.model, self.corpus, self.config = model, corpus, config
-        self.folder, self.rates = folder, tuple(rates)
+        self.whole, self.corpus, self.config = model, corpus, config
+        self.model, self.folder, self.rates = model, folder, tuple(rates)
         length = window_length(model, config.length)
         self.stream = TokenStream(
             corpus.train, length, config.batch_size, config.seed
@@ -685,17 +764,21 @@ class _Run:
         self.processes = accelerator.num_processes
         self.process = accelerator.process_index
         _check_fit(self)
-        model.to(accelerator.device)
-        groups = decay_groups(model, config.weight_decay, config.decay)
+        self.sharded = accelerator.is_fsdp2
+        self.model = _placed(model, accelerator)
+        groups = decay_groups(self.model, config.weight_decay, config.decay)
         self.learning = [p for group in groups for p in group["params"]]
         fused = accelerator.device.type in ("cpu", "cuda")
-        groups = _split(model, groups, self.rates)
+        groups = _split(self.model, groups, self.rates)
         optimizer = torch.optim.AdamW(groups, betas=config.betas, fused=fused)
-        self.module, self.optimizer = accelerator.prepare(_Summed(model), optimizer)
+        self.module, self.optimizer = accelerator.prepare(
+            _Summed(self.model), optimizer
+        )
+        self.scored = self.module if self.sharded else model
         if config.compile:
             torch.compiler.reset()  # what a run compiles depends on no run before
             self.module = torch.compile(self.module, dynamic=False)
-        self.identity = _identity(model, corpus, config, self.processes)
+        self.identity = _identity(model, corpus, config, accelerator)
         self.identity |= {f"rates {i}": repr(x) for i, x in enumerate(self.rates)}
         if folder:
             self.identity["initial weights"] = _initial_weights(model, folder)
@@ -714,7 +797,9 @@ def _backward(run: _Run, batch: Batch) -> torch.Tensor:
     device = run.accelerator.device
     inputs, targets = (x.to(device, non_blocking=True) for x in batch)
     scored = run.config.batch_size * run.stream.length  # in all parts together
-    loss = run.module(inputs, targets) * (run.processes / scored)
+    # Without shards the module casts by itself.
+    with run.accelerator.autocast() if run.sharded else nullcontext():
+        loss = run.module(inputs, targets) * (run.processes / scored)
     run.accelerator.backward(loss)
     return loss.detach()
 
@@ -738,8 +823,7 @@ def _update(run: _Run) -> None:
     with run.accelerator.no_sync(run.module) if first else nullcontext():
         losses = [_backward(run, part) for part in first]
     losses.append(_backward(run, last))
-    limit = math.inf if config.clip is None else config.clip
-    norm = run.accelerator.clip_grad_norm_(run.learning, limit)
+    norm = _clip(run)
     run.optimizer.step()
     run.optimizer.zero_grad()
     run.unread.append((sum(losses), norm))
@@ -819,6 +903,17 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     return nats, n_tokens
 
 
+def _in_step(
+    windows: Iterator[Batch], process: int, processes: int
+) -> Iterator[Batch]:
+    """What one of several processes evaluates of these windows. All evaluate as often,
+    as those that share the weights must: one that has none left scores nothing."""
+    while group := list(itertools.islice(windows, processes)):
+        inputs, targets = group[0]
+        nothing = Batch(inputs, torch.full_like(targets, -100))
+        yield group[process] if process < len(group) else nothing
+
+
 def _check_summed(model, tokens: np.ndarray, length: int) -> None:
     """Stop a model whose loss is a mean: every number that is made of it would be
     wrong, and look right. Two copies of a window lose twice what one loses."""
@@ -854,8 +949,8 @@ def _validate(run: _Run) -> None:
     windows = sequential_windows(
         run.corpus.valid, run.stream.length, batch_size=size
     )
-    share = itertools.islice(windows, run.process, None, run.processes)
-    nats, n_tokens = map(sum, zip(*gather_object([_nats(run.model, share)])))
+    share = _in_step(windows, run.process, run.processes)
+    nats, n_tokens = map(sum, zip(*gather_object([_nats(run.scored, share)])))
     loss, history = nats / n_tokens, run.history
     _check_finite(run, "validation loss", loss, run.step - 1, "after")
     history.validation_step.append(run.step)
@@ -878,7 +973,8 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
     -------
     dict[int, Path]
         Each path holds ``model.safetensors``, ``optimizer.safetensors`` and
-        ``training.json``.
+        ``training.json``, or of a run in shards folders ``model`` and ``optimizer``
+        with a file of each process.
 
     Notes
     -----
@@ -894,32 +990,22 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
 # %% ../nbs/15_training.ipynb #0b686c63
 #| code-fold: true
 def _write_checkpoint(
-    folder: Path, step: int, model, optimizer, state: dict, best: int | None
+    draft: Path, state: dict, contents: dict[str, bytes], best: int | None
 ) -> None:
     """Write a checkpoint beside its place, move it there when it is whole, and drop
-    what is neither the newest nor the best. An error names the last good one."""
-    from safetensors.torch import save
-
-    moments = {
-        f"{number}.{name}": torch.as_tensor(x)
-        for number, of_one in optimizer.state_dict()["state"].items()
-        for name, x in of_one.items()
-    }
-    contents = {
-        "model.safetensors": save(_whole(_tensors(model))),
-        "optimizer.safetensors": save(_whole(moments)),
-    }
+    what is neither the newest nor the best. An error names the last good one. Shards
+    are in the draft already, with their checksums in the state."""
+    folder, place = draft.parent, draft.with_suffix("")
     sums = {name: hashlib.sha256(x).hexdigest() for name, x in contents.items()}
-    state = state | {"step": step, "files": sums}
+    state = state | {"files": state.get("files", {}) | sums}
     state["sha256"] = manifest_checksum(state)
-    contents["training.json"] = json.dumps(state).encode()
-    place = folder / f"step-{step:08d}"
-    draft = place.with_suffix(".draft")
-    shutil.rmtree(draft, ignore_errors=True)
+    contents = contents | {"training.json": json.dumps(state).encode()}
     try:
-        draft.mkdir(parents=True)
+        draft.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             write_atomic(draft / name, content)
+        for inner in (path for path in draft.iterdir() if path.is_dir()):
+            _flush_names(inner)
         _flush_names(draft)
         draft.rename(place)
     except OSError as error:
@@ -927,7 +1013,43 @@ def _write_checkpoint(
         why = f"{error.strerror or error}; {_last_good(folder)}"
         raise OSError(error.errno, why, error.filename or str(draft)) from error
     _flush_names(folder)
-    _clean(folder, {step, best})
+    _clean(folder, {state["step"], best})
+
+
+def _moments(optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{number}.{name}": torch.as_tensor(x)
+        for number, of_one in optimizer.state_dict()["state"].items()
+        for name, x in of_one.items()
+    }
+
+
+def _write_shards(run: "_Run", draft: Path) -> dict[str, str]:
+    """Let each process write its part of weights and moments into the draft; return
+    the checksums of all files."""
+    import torch.distributed.checkpoint as dcp
+    from accelerate.utils import gather_object
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    parts = {"model": _tensors(run.model), "optimizer": _moments(run.optimizer)}
+    for name, tensors in parts.items():
+        path = str(draft / name)
+        writer = dcp.HuggingFaceStorageWriter(path, save_distributed=True)
+        try:
+            dcp.save(tensors, storage_writer=writer)
+        except CheckpointException as error:  # in every process
+            number, why = next(iter(error.failures.items()))
+            why = f"process {number}: {why[0]}; {_last_good(run.folder)}"
+            raise OSError(f"{why}: '{path}'") from error
+    files = sorted(draft.glob(f"*/shard-{run.process + 1:05d}-*"))
+    names = [file.relative_to(draft).as_posix() for file in files]
+    sums = gather_object([dict(zip(names, map(_sum_of, files)))])
+    return {name: x for of_one in sums for name, x in of_one.items()}
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_names(folder: Path) -> None:
@@ -955,6 +1077,7 @@ def _clean(folder: Path, needed: set) -> None:
 
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
+_SHARD = re.compile(r"(model|optimizer)/shard-\d{5,}-[\w.-]+", re.ASCII)
 
 
 def _dictionary_of(holds: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -972,8 +1095,11 @@ _STATE = {
         "texts by name, which can be printed",
     ),
     "files": (
-        lambda x: isinstance(x, dict) and sorted(x) == [*_FILES],
-        f"checksums of {' and '.join(_FILES)}",
+        lambda x: (
+            isinstance(x, dict)
+            and (sorted(x) == [*_FILES] or x != {} and all(map(_SHARD.fullmatch, x)))
+        ),
+        f"checksums of {' and '.join(_FILES)}, or of shards",
     ),
     "unlogged": list_of(
         (lambda x: list_of(_FLOAT)[0](x) and len(x) == 2, "a loss and a norm")
@@ -987,6 +1113,10 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     """The weights, the state of the optimiser and the rest of a checkpoint, if it is
     one of this run."""
     path, want = checkpoints(run.folder)[step], "as train writes it"
+    numbered = dict(enumerate(_parameters(run.optimizer)))
+    one = torch.tensor(0, dtype=torch.float32)
+    of = lambda p: {"step": one, "exp_avg": p, "exp_avg_sq": p}
+    flat = {f"{n}.{k}": x for n, p in numbered.items() for k, x in of(p).items()}
     file = path / "training.json"
     try:
         state = read_json(file, want)
@@ -997,8 +1127,8 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
             check_entries(file.name, state, _STATE, want)
             require(state["step"] == step, file.name, f"step {state['step']}", step)
             state["history"] = History.from_dict(state["history"])
-            weights = _read_tensors(path / "model.safetensors", state)
-            moments = _read_tensors(path / "optimizer.safetensors", state)
+            weights = _read_tensors(path, "model", state, _tensors(run.model))
+            moments = _read_tensors(path, "optimizer", state, flat)
     except Exception as error:  # whatever a damaged file does to its reader
         got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
         require(False, "folder", got, f"a whole checkpoint: {cure}")
@@ -1009,16 +1139,13 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     known = step <= run.steps
     require(known, "folder", f"{path}, step {step}", f"{run.steps} steps at most")
     _check_tensors(path / "model.safetensors", weights, _tensors(run.model))
-    one, file = torch.tensor(0, dtype=torch.float32), path / "optimizer.safetensors"
-    state_of = {
-        number: {"step": one, "exp_avg": p, "exp_avg_sq": p}
-        for number, p in enumerate(_parameters(run.optimizer))
-        if f"{number}.step" in moments  # it has had a gradient
+    learned = [n for n in numbered if f"{n}.step" in moments]  # by a gradient
+    state_of = {number: of(numbered[number]) for number in learned}
+    known = {
+        name: x for name, x in flat.items() if int(name.split(".")[0]) in state_of
     }
-    flat = {
-        f"{n}.{name}": x for n, of in state_of.items() for name, x in of.items()
-    }
-    _check_tensors(file, moments, flat)
+    file = path / "optimizer.safetensors"
+    _check_tensors(file, moments, known)
     for number, of_one in state_of.items():
         of_one |= {name: moments[f"{number}.{name}"] for name in of_one}
         updates = of_one["step"]
@@ -1042,39 +1169,69 @@ def _check_tensors(path: Path, there: dict, here: dict) -> None:
         require(got == want, f"{path}, {reprlib.repr(name)}", got, want)
 
 
-def _read_tensors(path: Path, state: dict) -> dict[str, torch.Tensor]:
-    """The tensors of a file, if its bytes are those that were written."""
+def _read_tensors(
+    path: Path, part: str, state: dict, like: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a part of a checkpoint, if its bytes are those that were written.
+    Of shards, as much is read as the tensors that they are to be like hold here."""
+    import torch.distributed.checkpoint as dcp
     from safetensors.torch import load
 
-    content = path.read_bytes()
-    if state["files"][path.name] != hashlib.sha256(content).hexdigest():
-        raise ValueError(f"{path.name} has other bytes than were written")
-    return load(content)
+    other = "{} has other bytes than were written"
+    if (name := f"{part}.safetensors") in state["files"]:
+        content = (path / name).read_bytes()
+        if state["files"][name] != hashlib.sha256(content).hexdigest():
+            raise ValueError(other.format(name))
+        return load(content)
+    written = {name for name in state["files"] if name.startswith(f"{part}/")}
+    there = {file.relative_to(path).as_posix() for file in (path / part).glob("*")}
+    if written != there:
+        raise ValueError(f"{part} has the files {sorted(there)}")
+    for name in sorted(written):
+        if state["files"][name] != _sum_of(path / name):
+            raise ValueError(other.format(name))
+    reader = dcp.HuggingFaceStorageReader(str(path / part))
+    found = {}
+    for name, x in reader.read_metadata().state_dict_metadata.items():
+        dtype, here = x.properties.dtype, like.get(name)
+        fits = here is not None and (here.shape, here.dtype) == (x.size, dtype)
+        as_written = torch.empty(0 if fits else x.size, dtype=dtype)  # for the error
+        found[name] = torch.empty_like(here.detach()) if fits else as_written
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*intent is to load in a single process")
+        dcp.load(found, storage_reader=reader, no_dist=True)
+    return found
 
 # %% ../nbs/15_training.ipynb #3c748ea6
 #| code-fold: true
 def _save(run: _Run) -> None:
     """Write a checkpoint of all that the rest of the run depends on."""
-    scaler = run.accelerator.scaler
-    if run.accelerator.is_main_process:
-        state = {
-            "format": _FORMAT,
-            "identity": run.identity,
-            "history": run.history.to_dict(),
-            "unlogged": run.unlogged,
-            "seconds": run.seconds,
-            "scaler": scaler and scaler.state_dict(),
-            "rates": [x.multiplier.state_dict() for x in _stateful(run)],
-        }
-        _write_checkpoint(
-            run.folder,
-            run.step,
-            run.model,
-            run.optimizer,
-            state,
-            run.history.best_step,
-        )
+    from safetensors.torch import save
+
+    scaler, main = run.accelerator.scaler, run.accelerator.is_main_process
+    draft = run.folder / f"step-{run.step:08d}.draft"
+    if main:
+        shutil.rmtree(draft, ignore_errors=True)
+    state = {
+        "format": _FORMAT,
+        "step": run.step,
+        "identity": run.identity,
+        "history": run.history.to_dict(),
+        "unlogged": run.unlogged,
+        "seconds": run.seconds,
+        "scaler": scaler and scaler.state_dict(),
+        "rates": [x.multiplier.state_dict() for x in _stateful(run)],
+    }
+    if run.sharded:
+        run.accelerator.wait_for_everyone()  # what was there is gone
+        state["files"] = _write_shards(run, draft)
+    if main:
+        parts = _tensors(run.model), _moments(run.optimizer)
+        parts = zip(_FILES, () if run.sharded else parts)
+        contents = {name: save(_whole(part)) for name, part in parts}
+        _write_checkpoint(draft, state, contents, run.history.best_step)
     run.accelerator.wait_for_everyone()
+
 
 
 def _stateful(run: _Run) -> list[RateGroup]:
@@ -1113,6 +1270,36 @@ def _resume(run: _Run) -> None:
     run.accelerator.wait_for_everyone()
     if run.accelerator.is_main_process and run.folder.is_dir():
         _clean(run.folder, {run.step, run.history.best_step})
+
+# %% ../nbs/15_training.ipynb #49933eca
+#| code-fold: true
+def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
+    """Give a model the weights of a checkpoint, in one process, however many wrote it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Of the same architecture. It stays where it is, and as it is in all else.
+    checkpoint : str or Path
+        One of the paths of `checkpoints`.
+
+    Notes
+    -----
+    Source: chapter 15.
+    """
+    check(checkpoint=(checkpoint, PATH))
+    check_packages("train", "safetensors")
+    path = Path(checkpoint)
+    try:
+        state = read_json(path / "training.json", "as train writes it")
+        check_entries("training.json", state, {"files": _STATE["files"]}, "")
+        weights = _read_tensors(path, "model", state, _tensors(model))
+    except Exception as error:  # whatever a damaged file does to its reader
+        got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
+        require(False, "checkpoint", got, "one of the paths of checkpoints(folder)")
+    _check_tensors(path / "model.safetensors", weights, _tensors(model))
+    _put_back(model, weights)
+
 
 # %% ../nbs/15_training.ipynb #c7f8b9ee
 @contextmanager
@@ -1242,7 +1429,7 @@ def train(
     rates: Iterable[RateGroup] = (),
 ) -> History:
     """Train a model on a text, on what accelerate finds: a CPU, a GPU, or several
-    under ``accelerate launch``.
+    processes under ``torchrun``, each with a copy of the weights or a shard of them.
 
     Parameters
     ----------
@@ -1295,6 +1482,10 @@ def train(
     -----
     Batches depend on seed and step alone, what dropout draws on seed, step and
     process; the caller's generators, of CPU and GPU, are left as they were.
+    Several processes with ``ACCELERATE_USE_FSDP=true`` and ``FSDP_VERSION=2`` share
+    the weights, their gradients and the moments. They train a copy, and at the end the
+    model itself, where it was, has all of the trained weights in every process.
+
     accelerate's state of this process begins anew, and with ``config.compile`` what
     torch had compiled before is forgotten. A folder in which another process trains
     is refused. Source: chapter 15.
@@ -1354,7 +1545,7 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
         _products(config.precision),
         _display(run, progress, tensorboard) as show,
     ):
-        _check_summed(model, run.corpus.valid, run.stream.length)
+        _check_summed(run.scored, run.corpus.valid, run.stream.length)
         model.train()
         if config.compile and run.step < run.steps:
             _compile(run)
@@ -1383,7 +1574,9 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
                     run.since = time.perf_counter()
         if run.best is not None:
             _put_back(model, run.best)
-    model.eval()
+        if run.sharded:
+            _give_back(run)
+    run.whole.eval()
 
 # %% ../nbs/15_training.ipynb #3be9d4a1
 #| code-fold: true

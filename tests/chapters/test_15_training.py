@@ -40,6 +40,7 @@ from gbattn.training import (
     decay_groups,
     evaluate,
     learning_rate,
+    load_weights,
     measure_speed,
     step_seed,
     train,
@@ -1469,7 +1470,7 @@ def test_the_batch_must_split_among_the_processes(monkeypatch):
 
     def three(precision):
         accelerator = real(precision)
-        return SimpleNamespace(num_processes=3, process_index=0, device=accelerator.device)
+        return SimpleNamespace(num_processes=3, process_index=0, is_fsdp2=False, device=accelerator.device)
 
     monkeypatch.setattr(training, "_accelerator", three)
     with pytest.raises(ValueError, match="batch_size: got 4 for 3 processes; want a multiple"):
@@ -1540,14 +1541,13 @@ def script(tmp_path):
     return path
 
 
-def start(command):
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)], env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def start(command, **more):
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, *map(str, command)], env=ENVIRONMENT | more, text=True, **pipes)
 
 
 def finish(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])  # gloo of an older torch has its say before
 
@@ -1583,6 +1583,131 @@ def test_two_processes_are_one(tmp_path, script):
         assert two["curve"][name] == pytest.approx(one["curve"][name], abs=1e-5)
     assert two["weights"] == pytest.approx(one["weights"], abs=1e-5)
     assert 12 in checkpoints(tmp_path / "two")
+
+
+SHARDS = f"""
+import json, sys
+from types import SimpleNamespace
+import accelerate, numpy as np, torch
+from gbattn import training
+from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.training import TrainConfig, train
+torch.set_num_threads(1)
+text = SimpleNamespace(train=np.array({CORPUS.train.tolist()}), valid=np.array({CORPUS.valid.tolist()}))
+model, settings, folder = map(json.loads, sys.argv[1:])
+update = training._update
+
+def dying(run):
+    if run.step == 7:
+        raise KeyboardInterrupt
+    update(run)
+
+def once(name, dies=False):
+    trained = LanguageModel(ModelConfig(**model), seed=1)
+    training._update = dying if dies else update
+    try:
+        history = train(trained, text, TrainConfig(**settings), folder=folder + name, progress=False)
+    except KeyboardInterrupt:
+        return None
+    weights = torch.cat([p.detach().flatten() for p in trained.parameters()])
+    good = type(trained) is LanguageModel and not trained.training
+    return dict(curve=history.to_dict() | dict(seconds=None), weights=weights.tolist(), good=good)
+
+whole, broken, resumed = once("whole"), once("broken", dies=True), once("broken")
+state = accelerate.PartialState()
+if state.is_main_process:
+    print(json.dumps(whole | dict(goes_on=broken is None and resumed == whole, processes=state.num_processes)))
+state.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+def test_two_processes_that_share_the_weights_are_one(tmp_path):
+    """Their losses are those of one process; they stop and go on bit for bit; and one process reads what they wrote."""
+    of_model = dict(vocab_size=V, max_length=T, d_model=8, n_layers=2, n_heads=2, attention="boosted")
+    options = dict(batch_size=8, accumulation=2, checkpoint_every=5, evaluate_every=6, evaluate_batch_size=2)
+    settings = config(steps=12, **options).to_dict()
+    (tmp_path / "script.py").write_text(SHARDS)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "script.py"]
+    shards = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "CUDA_VISIBLE_DEVICES": ""}
+    words = map(json.dumps, (of_model, settings, f"{tmp_path}/"))
+    two = finish(start([*launch, *words], **shards))
+    assert two["processes"] == 2 and two["good"] and two["goes_on"]
+
+    one = LanguageModel(ModelConfig(**of_model), seed=1)
+    history = train(one, CORPUS, TrainConfig(**settings), progress=False)
+    for name in ("loss", "gradient_norm", "validation_loss"):
+        assert two["curve"][name] == pytest.approx(getattr(history, name), abs=1e-5)
+    assert two["weights"] == pytest.approx(weights(one).tolist(), abs=1e-4)  # a bias of keys has rounding alone
+
+    found = checkpoints(tmp_path / "whole")
+    assert [*found] == sorted({12, history.best_step})
+    path = found[two["curve"]["best_step"]]
+    assert len([*path.glob("model/*")]) == len([*path.glob("optimizer/*")]) == 2
+    again = LanguageModel(one.config, seed=2)
+    load_weights(again, path)
+    assert weights(again).tolist() == two["weights"]
+    with pytest.raises(ValueError, match="folder: got .*sharded = nothing.*want .*sharded = true"):
+        train(LanguageModel(one.config, seed=1), CORPUS, TrainConfig(**settings), folder=path.parent, progress=False)
+    with pytest.raises(ValueError, match=r"'token_embedding.weight': got torch.float32 .*; want torch.float64"):
+        load_weights(LanguageModel(one.config, dtype=torch.float64), path)
+    file = min(path.glob("model/*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=f"checkpoint: got .*{file.name} has other bytes than were written"):
+        load_weights(again, path)
+    file.unlink()
+    with pytest.raises(ValueError, match="checkpoint: got .*model has the files"):
+        load_weights(again, path)
+
+
+def test_the_weights_of_a_checkpoint(tmp_path):
+    model, other = Toy(), Toy(seed=1)
+    run(model, folder=tmp_path, keep="last")
+    load_weights(other, checkpoints(tmp_path)[20])
+    assert torch.equal(weights(other), weights(model))
+    with pytest.raises(ValueError, match="checkpoint: got .*, which cannot be read .*want one of the paths"):
+        load_weights(other, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"'embedding.weight': got torch.float32 \(20, 6\); want torch.float32 \(20, 7\)"
+    ):
+        load_weights(Toy(width=7), checkpoints(tmp_path)[20])
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        ({}, {}, "FSDP_VERSION: got nothing; want 2"),
+        ({"FSDP_VERSION": "1"}, {}, "FSDP_VERSION: got 1; want 2"),
+        ({"FSDP_VERSION": "2"}, {"precision": "fp16"}, "precision: got 'fp16' with weights in shards; want"),
+    ],
+)
+def test_what_cannot_be_shared_is_named(environment, options, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # for half precision
+    for name, value in ({"ACCELERATE_USE_FSDP": "true"} | environment).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+def test_a_number_cannot_be_cut_and_blocks_are_gathered_as_one():
+    model = Toy()
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    plugin = SimpleNamespace()
+    shared = SimpleNamespace(is_fsdp2=True, state=SimpleNamespace(fsdp_plugin=plugin))
+    with pytest.raises(ValueError, match="model: got scalars: scale; want parameters of shape"):
+        training._placed(model, shared)
+    model = LanguageModel(ModelConfig(vocab_size=V, max_length=T, d_model=8, n_layers=1, n_heads=2))
+    assert training._placed(model, shared) is not model
+    assert plugin.transformer_cls_names_to_wrap == ["Block"]
+    assert training._units(Toy()) == set()
+
+
+def test_one_process_alone_has_nothing_to_share(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    shared = curve(run())
+    monkeypatch.undo()
+    assert shared == curve(run())
 
 
 def test_importing_loads_nothing_that_is_an_extra():

@@ -20,7 +20,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from gbattn import experiments
+from gbattn import experiments, training
 from gbattn.attention import MultiHeadAttention, make_attention
 from gbattn.comparison import MEASURES, best_rates, compare
 from gbattn.conventions import Record
@@ -550,6 +550,55 @@ def test_a_worker_that_dies_is_reported(corpora, tmp_path, monkeypatch):
         go(corpora, tmp_path, workers=2)
 
 
+@pytest.fixture
+def one_thread(monkeypatch):
+    """Here and in whatever is started, as the number of threads decides the last bits."""
+    threads = torch.get_num_threads()
+    path = [str(Path(experiments.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_each_run_is_a_job_and_its_record_the_same(corpora, tmp_path, one_thread, monkeypatch, capfd):
+    """One that was stopped goes on, one that another process holds is left to it, and one that fails is named."""
+    broken, update = Arm(name="broken", train={"warmup_steps": 40}), training._update
+    of = replace(LONG, arms=(STANDARD, BOOSTED, broken), seeds=(1,))
+    stopped, held, _ = of.runs()
+
+    def dying(one):
+        if one.step == 20:
+            raise KeyboardInterrupt
+        update(one)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(training, "_update", dying)
+        go(corpora, tmp_path, of)
+    (kept,) = (path / "training.json" for path in under_way(tmp_path))
+    state = json.loads(kept.read_text())
+    state["seconds"] = 1e6  # by which the record of who goes on from it is known
+    kept.write_text(json.dumps(state | {"sha256": manifest_checksum(state)}))
+    (tmp_path / "work" / held.id).mkdir()
+    with FileLock(tmp_path / "work" / held.id / "lock"), pytest.raises(RuntimeError) as caught:
+        go(corpora, tmp_path, of, cluster={"cluster": "local", "timeout_min": 10})
+    said = str(caught.value)
+    assert said.startswith("1 of 3 runs failed, the first broken-seed1-") and "warmup_steps: got 40; want" in said
+    assert "3 jobs submitted, logs in " in capfd.readouterr().err
+    (found,) = records_of(of, tmp_path / "results")
+    assert found.settings["id"] == stopped.id and found.measured["seconds"] > 1e6
+    (tmp_path / "whole").mkdir()
+    (whole,) = go(corpora, tmp_path / "whole", replace(of, arms=(STANDARD,)))
+    assert untimed([found]) == untimed([whole])
+    assert found.settings | {"planned": 1} == whole.settings and found.provenance == whole.provenance
+
+
+def test_a_job_that_is_stopped_asks_for_the_same_again():
+    again = experiments._Job().checkpoint("runs", "folder")
+    assert isinstance(again.function, experiments._Job) and (again.args, again.kwargs) == (("runs", "folder"), {})
+
+
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a POSIX signal here.")
 def test_ctrl_c_ends_a_worker_while_it_imports():
     """In silence: the process that started it says what there is to say."""
@@ -843,6 +892,12 @@ def without_attention_dropout(arm):
     [
         (lambda: run("nothing"), "experiment: got 'nothing'; want one of quick, mini-sweep"),
         (lambda: run(TINY, workers=0), "workers: got 0; want a positive integer"),
+        (lambda: run(TINY, cluster="slurm"), "cluster: got 'slurm'; want None or a dictionary"),
+        (
+            lambda: experiments._executor({"cluster": "no"}, Path("x")),
+            "cluster: got {'cluster': 'no'} (AutoExecutor doesn",
+        ),
+        (lambda: run(TINY, cluster={}, workers=2), "workers: got 2; want 1 with a cluster, where each run is a job"),
         (lambda: run(TINY, shard=(3, 2)), "shard: got (3, 2); want (k, n) with k from 1 to n"),
         (lambda: run(TINY, shard=1), "shard: got 1; want (k, n) with k from 1 to n"),
         (lambda: run(TINY, shard=(1,)), "shard: got (1,); want (k, n) with k from 1 to n"),

@@ -113,7 +113,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert about["Version"] == SETTINGS["DEFAULT"]["version"]
     assert about["Requires-Python"] == ">=3.11"
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra")) == {"estimators", "data", "train", "cli", "book", "dev"}
+    assert about.get_all("Provides-Extra") == [*PROJECT["optional-dependencies"]]
     always = {Requirement(r).name for r in about.get_all("Requires-Dist") if "extra ==" not in r}
     assert always == {"torch", "numpy"}
     entry_points = configparser.ConfigParser(delimiters="=")
