@@ -132,7 +132,7 @@ for words in (
     f"train --folder model {small} --max-train-tokens 5000 --steps 20 --evaluate-every 10 --tensorboard",
     "evaluate --folder model --split valid",
     "generate --folder model",
-    "diagnose model --tokens 500 --sample 256",
+    "diagnose model --tokens 2000 --sample 256",
     f"bench --rounds 1 {small}",
     "run quick --results records",
     "compare quick --results records",
