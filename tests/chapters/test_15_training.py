@@ -1660,6 +1660,20 @@ def test_two_processes_that_share_the_weights_are_one(tmp_path):
         load_weights(again, path)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # here it is one process that writes a shard
+def test_a_shard_that_cannot_be_written_is_named_with_what_is_kept(tmp_path):
+    model, draft = Toy(), tmp_path / "step-00000030.draft"
+    run(folder=tmp_path, evaluate_every=20)
+    one = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()), process=0, folder=tmp_path)
+    draft.mkdir()
+    (draft / "model").write_text("in the place of a folder")
+    kept = re.escape(str(checkpoints(tmp_path)[20]))
+    with pytest.raises(OSError, match=f"^process 0: .*File exists.*; the last good checkpoint is {kept}: '.*/model'$"):
+        training._write_shards(one, draft)
+    (draft / "model").unlink()
+    assert [*training._write_shards(one, draft)] == ["model/shard-00001-model-00001-of-00001.safetensors"]
+
+
 def test_the_weights_of_a_checkpoint(tmp_path):
     model, other = Toy(), Toy(seed=1)
     run(model, folder=tmp_path, keep="last")
