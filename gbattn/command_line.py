@@ -145,6 +145,10 @@ def _path(word: str) -> Path | None:
     return None if word == "None" else Path(word).expanduser()
 
 
+def _json(word: str) -> dict | None:
+    return None if word == "None" else json.loads(word)
+
+
 def _share(word: str) -> tuple[int, int]:
     if not re.fullmatch(r"\d+/\d+", word, re.ASCII):
         raise ValueError("want K/N, such as 2/8")
@@ -154,7 +158,7 @@ def _share(word: str) -> tuple[int, int]:
 
 _SPELLINGS = {  # how one word stands for a value, and back
     dict: ("JSON", json.loads, json.dumps),
-    dict | None: ("JSON", json.loads, json.dumps),
+    dict | None: ("{None}|JSON", _json, lambda x: json.dumps(x) if x else str(x)),
     tuple[int, int]: ("K/N", _share, lambda pair: "{}/{}".format(*pair)),
     Path: ("PATH", _path, str),
     Path | None: ("{None}|PATH", _path, str),
