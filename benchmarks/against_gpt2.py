@@ -72,21 +72,21 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
     draw = torch.Generator().manual_seed(0)
     # Token 0 is what transformers pads with.
     inputs, targets = (torch.randint(1, V, (B, T), generator=draw).to(options.device) for _ in range(2))
-    ours = LanguageModel(config, seed=0, device=options.device).eval()
-    theirs, bridged = gpt2_of(ours), GbattnForCausalLM.from_language_model(ours)
-    cross_entropy = lambda: torch.nn.functional.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten())
+    model = LanguageModel(config, seed=0, device=options.device).eval()
+    gpt2, bridged = gpt2_of(model), GbattnForCausalLM.from_language_model(model)
+    cross_entropy = lambda: torch.nn.functional.cross_entropy(gpt2(inputs).logits.flatten(0, 1), targets.flatten())
     with torch.no_grad():
-        torch.testing.assert_close(theirs(inputs).logits, ours(inputs), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(cross_entropy(), ours(inputs, targets), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(gpt2(inputs).logits, model(inputs), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(cross_entropy(), model(inputs, targets), atol=1e-4, rtol=1e-4)
     length, new = PROMPT[name]
     texts, methods = {}, {}
     for batch in (1, B):
         prompt = inputs[:batch, :length]
         greedy = dict(max_new_tokens=new, do_sample=False, pad_token_id=0)
         texts = {
-            "ours": lambda prompt=prompt: ours.generate(prompt, new, temperature=0),
-            "ours in transformers": lambda prompt=prompt, greedy=greedy: bridged.generate(prompt, **greedy),
-            "GPT-2": lambda prompt=prompt, greedy=greedy: theirs.generate(prompt, **greedy),
+            "gbattn": lambda prompt=prompt: model.generate(prompt, new, temperature=0),
+            "gbattn in transformers": lambda prompt=prompt, greedy=greedy: bridged.generate(prompt, **greedy),
+            "GPT-2": lambda prompt=prompt, greedy=greedy: gpt2.generate(prompt, **greedy),
         }
         found = {kind: generate() for kind, generate in texts.items()}
         same = [(text == found["GPT-2"]).float().mean().item() for text in found.values()]
@@ -94,13 +94,13 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
         methods |= {f"{kind}, {batch} texts": generate for kind, generate in texts.items()}
     measured = {}
     steps = {
-        "ours, step": training_step(ours, lambda: ours(inputs, targets)),
-        "GPT-2, step": training_step(theirs, cross_entropy),
+        "gbattn, step": training_step(model, lambda: model(inputs, targets)),
+        "GPT-2, step": training_step(gpt2, cross_entropy),
     }
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     for group in ({n: m for n, m in methods.items() if n.endswith(f", {b} texts")} for b in (1, B)):
         measured |= take_turns(group, options.runs, settle=1e-6, wait=wait)
-    ours.train(), theirs.train()
+    model.train(), gpt2.train()
     measured |= take_turns(steps, options.runs, settle=1e-6, wait=wait)
     rows = {}
     for method, times in measured.items():

@@ -176,8 +176,8 @@ def five_lines():
 
 def built(folder):
     """The wheel, from a copy, because setuptools leaves folders behind."""
-    kept_out = shutil.ignore_patterns(".*", "_build", "build", "results", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, folder / "copy", ignore=kept_out)
+    ignored = shutil.ignore_patterns(".*", "_build", "build", "results", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "copy", ignore=ignored)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--wheel-dir", folder, folder / "copy"], check=True)
     (wheel,) = folder.glob("*.whl")
