@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import random
+import re
 import reprlib
 import textwrap
 import uuid
@@ -586,6 +587,8 @@ def results_folder() -> Path:
 
 # How the folder of a chapter is called, in the folder of records.
 CHAPTERS = "[0-9A-Z]*_*"
+# The numbers of a list go on one line in a record, or a curve would fill a page.
+_NUMBERS = re.compile(r'\[\n([^][{}"]*)\n *\]')
 
 
 def experiment_folder(experiment: str, folder: Path | None = None) -> Path:
@@ -690,6 +693,7 @@ class Record:
             allow_nan=False,
             default=lambda number: number.item(),  # of NumPy or torch
         )
+        text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, f"{text}\n".encode())
         return path

@@ -183,6 +183,14 @@ def test_records_survive_the_disk_in_order(tmp_path):
         load_records("missing", tmp_path)
 
 
+def test_a_list_of_numbers_takes_one_line_of_a_record(tmp_path):
+    measured = {"curve": [1, -2.5e-3, None], "table": [[1.0, 2.0], [3.0, 4.0]], "words": ["[\n 1,  2\n ]", "a  b"]}
+    path = Record("trial", {}, measured).save("a", tmp_path)
+    assert load_records("trial", tmp_path)[0].measured == measured
+    lines = path.read_text("utf-8").splitlines()
+    assert '  "curve": [1, -0.0025, null],' in lines and "   [3.0, 4.0]" in lines
+
+
 def test_records_are_found_in_a_chapter_and_below_a_folder_of_ones_own(tmp_path):
     record = Record("trial", {}, {"error": 0.5})
     assert record.save("first", tmp_path / "04_hopfield") == tmp_path / "04_hopfield" / "trial" / "first.json"
