@@ -928,7 +928,8 @@ class LanguageModel(nn.Module):
                 u = uniform[:, step : step + n]  # (B, n, each)
                 if draft is None:
                     p, fine = readers[0](tokens, 1)
-                    new = _draw_token(p, u[..., 0])
+                    greedy = temperature == 0
+                    new = p.argmax(-1) if greedy else _draw_token(p, u[..., 0])
                 else:
                     new, accepted, fine = _speculate(*readers, tokens, u, rule)
                 new = new.to(prompt.dtype)  # (B, n)
