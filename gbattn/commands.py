@@ -831,7 +831,7 @@ def diagnose_model(
     *,
     split: str = "test",
     tokens: int = 200_000,
-    sample: int = 16_384,
+    sample: int = 8_192,
     batch_size: int = 16,
     untrained: bool = False,
     report: Path = Path("diagnosis.html"),

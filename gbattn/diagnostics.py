@@ -856,7 +856,7 @@ def diagnose(
     *,
     length: int | None = None,
     batch_size: int = 16,
-    sample: int = 16_384,
+    sample: int = 8_192,
     counts: np.ndarray | None = None,
     decode: Callable[[np.ndarray], str] | None = None,
     seed: int = 0,
@@ -875,7 +875,7 @@ def diagnose(
         Tokens T of a window, ``max_length`` by default, and windows at once, 2 or more.
     sample : int
         About how many tokens are used for what takes many passes: descent, paths,
-        pruning and hulls. They are spread over the text.
+        pruning and hulls. They are spread over the text. The chapter has 16,384.
     counts : np.ndarray, optional
         How often each token id occurs in the training text, (V,); by default in
         these tokens.
