@@ -330,6 +330,13 @@ _SHARD: Rule = (
 )
 
 
+@lru_cache(256)  # a search builds dozens of models, and experiments share arms
+def _as_large(
+    config: ModelConfig, target: ModelConfig, by: str, change: str
+) -> ModelConfig:
+    return replace(config, **matched(config, target, by, change=change))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A comparison, as data.
@@ -509,9 +516,7 @@ class Experiment:
         )
         require(arm.equal_in != "time", f"arm {arm.name}", got, want)
         target = self.model_of(arm.equal_to, varied)
-        return replace(
-            config, **matched(config, target, arm.equal_in, change=arm.change)
-        )
+        return _as_large(config, target, arm.equal_in, arm.change)
 
     def tuned(self, folder: Path | None = None) -> "Experiment":
         """Return the experiment with the learning rate of each arm from the records
@@ -1120,7 +1125,13 @@ def _executor(cluster: dict, logs: Path):
     try:
         executor = AutoExecutor(logs, cluster=options.pop("cluster"))
         executor.update_parameters(**options)
-    except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        AssertionError,
+        NameError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         got = f"{cluster} ({describe_error(error)})"
         want = "options of submitit's AutoExecutor, such as {'gpus_per_node': 1}"
         require(False, "cluster", got, want)
@@ -1132,7 +1143,9 @@ def _wait_for_jobs(executor, runs: Sequence[Run], places: tuple) -> list[str]:
     with executor.batch():
         jobs = [executor.submit(_Job(), [one], *places, False) for one in runs]
     logs = executor.folder
-    print(f"{len(jobs)} jobs submitted, logs in {logs}", file=sys.stderr, flush=True)
+    print(
+        f"{len(jobs)} jobs submitted, logs in {logs}", file=sys.stderr, flush=True
+    )
     failed = []
     for one, job in zip(runs, jobs):
         error = job.exception()  # when it has ended

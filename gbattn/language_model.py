@@ -373,6 +373,11 @@ class ModelConfig:
             return self.final_norm
         return self._block_options(self.n_layers - 1)["norm"] != "post"
 
+    def __hash__(self) -> int:
+        # A dict has no hash, and equal configs have one.
+        values = (getattr(self, item.name) for item in fields(self))
+        return hash(tuple(v for v in values if not isinstance(v, dict)))
+
     def to_dict(self) -> dict:
         """Return the fields as JSON, for `from_dict`."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}

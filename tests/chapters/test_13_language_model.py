@@ -2107,3 +2107,10 @@ def test_a_call_reads_no_value_on_the_way(monkeypatch):
     read.clear()
     model(tokens, tokens).backward()
     assert not read
+
+
+def test_a_config_is_a_key():
+    of = lambda **options: ModelConfig(vocab_size=8, d_model=8, n_heads=2, attention="boosted", attention_options=options)
+    one, same, other = of(rounds=2, gate="head"), of(gate="head", rounds=2), of(rounds=3, gate="head")
+    assert one == same and hash(one) == hash(same) and {one: 1}[same] == 1
+    assert {one: 1, other: 2}[other] == 2
