@@ -2110,7 +2110,8 @@ def test_a_call_reads_no_value_on_the_way(monkeypatch):
 
 
 def test_a_config_is_a_key():
-    of = lambda **options: ModelConfig(vocab_size=8, d_model=8, n_heads=2, attention="boosted", attention_options=options)
+    shape = dict(vocab_size=8, d_model=8, n_heads=2, attention="boosted")
+    of = lambda **options: ModelConfig(**shape, attention_options=options)
     one, same, other = of(rounds=2, gate="head"), of(gate="head", rounds=2), of(rounds=3, gate="head")
     assert one == same and hash(one) == hash(same) and {one: 1}[same] == 1
     assert {one: 1, other: 2}[other] == 2
