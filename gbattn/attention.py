@@ -172,20 +172,20 @@ def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
     if x.shape[-1] % n_heads:
         want = f"(B, T, D) with a width that {n_heads} heads can share"
         require(False, "x", f"shape {tuple(x.shape)}", want)
-    return _cut(x, n_heads)
+    return _split(x, n_heads)
 
 
 def merge_heads(x: torch.Tensor) -> torch.Tensor:
     """Concatenate the heads of x (B, heads, T, K), to (B, T, heads · K)."""
     check_tensor("x", x, "B heads T K")
-    return _join(x)
+    return _merge(x)
 
 
-def _cut(x: torch.Tensor, n_heads: int) -> torch.Tensor:
+def _split(x: torch.Tensor, n_heads: int) -> torch.Tensor:
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
-def _join(x: torch.Tensor) -> torch.Tensor:
+def _merge(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 # %% ../nbs/06_attention.ipynb #b4258fbc
@@ -1292,15 +1292,11 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
     for which a copy of the weights would cost more, and if only some have a bias.
     Source: chapter 6.
     """
-    if x.shape[1] == 1:
-        return tuple(projection(x) for projection in projections)
-    biases = [
-        projection.bias for projection in projections if _is_plain(projection)
-    ]
-    alike = len({bias is None for bias in biases}) == 1
-    if len(biases) < len(projections) or not alike:
+    as_one = x.shape[1] > 1 and all([_is_plain(one) for one in projections])
+    if not (as_one and len({one.bias is None for one in projections}) == 1):
         return tuple(projection(x) for projection in projections)
     weight = torch.cat([projection.weight for projection in projections])
+    biases = [projection.bias for projection in projections]
     bias = None if biases[0] is None else torch.cat(biases)
     sizes = [len(projection.weight) for projection in projections]
     return nnf.linear(x, weight, bias).split(sizes, dim=-1)
@@ -1828,7 +1824,7 @@ class MultiHeadAttention(nn.Module):
         return n_heads
 
     def _heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return _cut(x, self._check_features(name, x))
+        return _split(x, self._check_features(name, x))
 
     def query_heads(self, inputs: AttentionInputs, q: torch.Tensor) -> torch.Tensor:
         """Return the heads of q (B, T, D), rotated by position, (B, H, T, K)."""
@@ -1875,10 +1871,10 @@ class MultiHeadAttention(nn.Module):
         if inputs.rounds is None:
             dropout_p = self.dropout if self.training else 0.0
             F = _fused_attention(q, k, v, *functions, dropout_p=dropout_p)
-            return _join(F), None
+            return _merge(F), None
         A = _weights(q, k, *functions)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, K)
-        return _join(A @ v), A
+        return _merge(A @ v), A
 
     def record_round(
         self, inputs: AttentionInputs, gate: torch.Tensor | None = None, **entries
@@ -2041,7 +2037,7 @@ class LinearAttention(MultiHeadAttention):
             F, total = F[..., :-1], F[..., -1:]
             total = total.masked_fill(total == 0, 1)
             F, A = F / total, None if A is None else (A / total).to(dtype)
-        return _join(F.to(dtype)), A
+        return _merge(F.to(dtype)), A
 
     def _write_memory(self, inputs, mask, k, v):
         """Add the new keys that the mask lets through to the memory; return their

@@ -436,9 +436,7 @@ class Block(nn.Module):
         )
         # A layer of another kind need not take these.
         options |= {k: v for k, v in extra.items() if v is not None}
-        drop = lambda f: f
-        if self.training:
-            drop = lambda f: nnf.dropout(f, self.dropout)
+        drop = lambda f: nnf.dropout(f, self.dropout) if self.training else f
         x = self.place(
             x, lambda z: drop(attention(z, **options)), self.attention_norm
         )

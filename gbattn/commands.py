@@ -874,8 +874,6 @@ def diagnose_model(
         Where tokenized texts are kept; GBATTN_CACHE by default, else
         ~/.cache/gbattn.
     """
-    import json
-    from dataclasses import asdict
 
     import numpy as np
 
@@ -908,11 +906,10 @@ def diagnose_model(
     found = diagnose(model, chosen, decode=text.decode, **options)
     about |= dict(untrained=untrained, split=split, corpus=text.name)
     about |= dict(fingerprint=text.fingerprint)
-    record = asdict(Record("diagnosis", about, found))
+    record = Record("diagnosis", about, found)
     report.parent.mkdir(parents=True, exist_ok=True)
     data = report.with_suffix(".json")
-    content = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomic(data, f"{content}\n".encode())
+    write_atomic(data, record.to_json().encode())
     title = f"{run}, untrained" if untrained else run
     write_atomic(report, report_page(found, title).encode())
     layers = [layer["descent1"] for layer in found["layers"]]

@@ -587,7 +587,7 @@ def results_folder() -> Path:
 
 # How the folder of a chapter is called, in the folder of records.
 CHAPTERS = "[0-9A-Z]*_*"
-# The numbers of a list go on one line in a record, or a curve would fill a page.
+# A list of numbers in a record, where each would have a line of its own.
 _NUMBERS = re.compile(r'\[\n([^][{}"]*)\n *\]')
 
 
@@ -681,11 +681,8 @@ class Record:
         origin = {"provenance": ", ".join(facts)}
         return origin | self.settings | self.measured
 
-    def save(self, name: str, folder: Path | None = None) -> Path:
-        """Write the record as ``name.json`` to its `experiment_folder`, whole or not
-        at all, and return the path."""
-        _check_name("name", name)
-        path = experiment_folder(self.experiment, folder) / f"{name}.json"
+    def to_json(self) -> str:
+        """Return the record as a file holds it, with a list of numbers on one line."""
         text = json.dumps(
             asdict(self),
             indent=1,
@@ -693,9 +690,17 @@ class Record:
             allow_nan=False,
             default=lambda number: number.item(),  # of NumPy or torch
         )
-        text = _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
+        one_line = lambda found: f"[{' '.join(found[1].split())}]"
+        return _NUMBERS.sub(one_line, text) + "\n"
+
+    def save(self, name: str, folder: Path | None = None) -> Path:
+        """Write the record as ``name.json`` to its `experiment_folder`, whole or not
+        at all, and return the path."""
+        _check_name("name", name)
+        path = experiment_folder(self.experiment, folder) / f"{name}.json"
+        text = self.to_json()  # which may be refused, before a folder is made
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, f"{text}\n".encode())
+        write_atomic(path, text.encode())
         return path
 
 

@@ -460,7 +460,7 @@ class Experiment:
 
     def runs(self) -> list[Run]:
         """All runs, seed by seed, so that whole pairs come in first."""
-        models = {}  # one search for a size serves all rates and seeds
+        models = {}  # one config serves all rates and seeds
 
         def model(arm: Arm, varied: dict) -> ModelConfig:
             of_model = _fields_of(ModelConfig, varied)
