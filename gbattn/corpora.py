@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'check_recipe', 'train_tokenizer', 'bits_per_byte',
            'HubText', 'as_array', 'Corpus', 'TextStream', 'manifest_checksum', 'read_manifest', 'open_corpus',
-           'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'TokenStream', 'sequential_windows', 'bigram_loss']
+           'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'pack_documents', 'TokenStream', 'sequential_windows',
+           'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -1101,6 +1102,29 @@ class PackedBatch(NamedTuple):
     inputs: torch.Tensor
     targets: torch.Tensor
     documents: torch.Tensor
+
+
+def pack_documents(batch: Batch, end: int) -> PackedBatch:
+    """Return windows with the documents that are in them, each of which ends with the
+    token ``end``: what follows it is no target, and has a number of its own.
+
+    Parameters
+    ----------
+    batch : Batch
+        Windows, each a stretch of a text.
+    end : int
+        The id of that token, such as GPT-2's ``<|endoftext|>``.
+
+    Notes
+    -----
+    Source: chapter 14.
+    """
+    check(end=(end, LENGTH))
+    ends = batch.inputs == end
+    documents = ends.cumsum(1) - ends.long()
+    return PackedBatch(
+        batch.inputs, batch.targets.masked_fill(ends, -100), documents
+    )
 
 
 def _check_tokens(tokens) -> np.ndarray:

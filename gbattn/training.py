@@ -68,11 +68,13 @@ from gbattn.corpora import (
     MANIFEST,
     Batch,
     Corpus,
+    PackedBatch,
     TokenStream,
     as_array,
     bits_per_byte,
     check_recipe,
     manifest_checksum,
+    pack_documents,
     read_manifest,
     sequential_windows,
 )
@@ -149,6 +151,7 @@ _RULES = {
     "checkpoint_every": optional(COUNT),
     "log_every": COUNT,
     "keep": one_of("best", "last"),
+    "document_end": optional(LENGTH),
 }
 # In half precision a gradient, and so its norm, may be infinite or NaN.
 _FLOAT = (
@@ -250,6 +253,11 @@ class TrainConfig:
     keep : {"best", "last"}
         Which weights the model ends up with: those of the best evaluation, or the
         last.
+    document_end : int, optional
+        The token that ends each document of the text. Documents in a window are then
+        kept apart, as `gbattn.corpora.pack_documents` does, and the first token of
+        one is no target. The model must take ``documents`` and ``reduction``, as
+        `gbattn.language_model.LanguageModel` does.
 
     Notes
     -----
@@ -278,6 +286,7 @@ class TrainConfig:
     checkpoint_every: int | None = None
     log_every: int = 10
     keep: str = "best"
+    document_end: int | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -459,6 +468,8 @@ def _identity(model, corpus, config: TrainConfig, accelerator) -> dict[str, str]
     """All that decides a run, as flat text, to compare with a checkpoint's."""
     settings = config.to_dict()
     del settings["checkpoint_every"]  # decides nothing
+    if config.document_end is None:
+        del settings["document_end"]  # checkpoints from before it have no such name
     if hasattr(getattr(model, "config", None), "to_dict"):
         of_model = model.config.to_dict().items()
         settings |= {f"model.{name}": x for name, x in of_model}
@@ -500,14 +511,26 @@ def _check_same_run(
 
 # %% ../nbs/15_training.ipynb #3b06673a
 #| code-fold: true
-def _loss_of(
-    model: nn.Module,
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The summed loss of a model as a function of inputs and targets (B, T): what the
-    model returns if it takes a ``reduction``, else that of the logits it returns."""
+def _takes(model: nn.Module) -> dict[str, inspect.Parameter]:
+    return inspect.signature(getattr(model, "forward", model)).parameters
+
+
+def _check_documents(model: nn.Module, document_end: int | None) -> None:
+    """Stop a model that cannot keep documents apart, if there are any."""
+    check(document_end=(document_end, _RULES["document_end"]))
+    fits = document_end is None or {"documents", "reduction"} <= {*_takes(model)}
+    got = f"{document_end} with a {type(model).__name__}"
+    want = "None, or a model whose forward takes documents and reduction"
+    require(fits, "document_end", got, want)
+
+
+def _loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
+    """The summed loss of a model as a function of inputs and targets (B, T), and of
+    documents if the model takes them: what the model returns if it takes a
+    ``reduction``, else that of the logits it returns."""
     if isinstance(model, _Summed):
         return model
-    takes = inspect.signature(getattr(model, "forward", model)).parameters
+    takes = _takes(model)
     free = any(p.kind is p.VAR_KEYWORD for p in takes.values())
     needs = [
         name
@@ -516,7 +539,10 @@ def _loss_of(
     ]
     labelled = "labels" in takes  # a Hugging Face model, which shifts them itself
     if "reduction" in takes or (free and not labelled):
-        return lambda inputs, targets: model(inputs, targets, reduction="sum")
+        name = "documents"
+        return lambda inputs, targets, *documents: model(
+            inputs, targets, reduction="sum", **dict(zip([name], documents))
+        )
     options = {"use_cache": False} if "use_cache" in takes else {}
     alone = labelled or not ("targets" in takes or len(needs) > 1)
 
@@ -544,8 +570,8 @@ class _Summed(nn.Module):
         super().__init__()
         self.model, self.loss = model, _loss_of(model)
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self.loss(inputs, targets)
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        return self.loss(*batch)
 
 
 def check_precision(precision: str, gpu: bool | None = None) -> None:
@@ -634,6 +660,7 @@ def _check_fit(run: "_Run") -> None:
     got = f"{size} for {run.processes} processes"
     want = "a multiple of processes times accumulation"
     require(size % parts == 0, "batch_size", got, want)
+    _check_documents(run.whole, run.config.document_end)
     n_valid = len(run.corpus.valid)
     require(n_valid > 1, "corpus", f"{n_valid} tokens of valid", "2 or more")
     owners = getattr(run.model, "config", None), run.corpus
@@ -701,7 +728,6 @@ def _set_rates(run: "_Run") -> None:
         by = group["rates"]
         group["lr"] = rate if by is None else rate * factors[by]
 
-
 # %% ../nbs/15_training.ipynb #b8d17583
 #| code-fold: true
 def _units(module: nn.Module) -> set[str]:
@@ -744,7 +770,6 @@ def _give_back(run: "_Run") -> None:
     whole = _tensors(run.whole)
     for name, x in _tensors(run.model).items():
         whole[name].copy_(x.full_tensor() if hasattr(x, "full_tensor") else x)
-
 
 # %% ../nbs/15_training.ipynb #898d34f8
 class _Run:
@@ -789,29 +814,37 @@ class _Run:
         self.unlogged: list[tuple[float, float]] = []
 
 # %% ../nbs/15_training.ipynb #37469a63
-def _backward(run: _Run, batch: Batch) -> torch.Tensor:
-    """Add the gradient of a part of a batch; return what it adds to the mean loss.
+def _backward(run: _Run, batch: Batch | PackedBatch, scored: int) -> torch.Tensor:
+    """Add the gradient of a part of a batch, in all parts of which so many targets are
+    scored; return what it adds to the mean loss.
 
     Processes average their gradients, hence the factor.
     """
     device = run.accelerator.device
-    inputs, targets = (x.to(device, non_blocking=True) for x in batch)
-    scored = run.config.batch_size * run.stream.length  # in all parts together
+    batch = [x.to(device, non_blocking=True) for x in batch]
     # Without shards the module casts by itself.
     with run.accelerator.autocast() if run.sharded else nullcontext():
-        loss = run.module(inputs, targets) * (run.processes / scored)
+        loss = run.module(*batch) * (run.processes / scored)
     run.accelerator.backward(loss)
     return loss.detach()
 
 
-def _parts(run: _Run, step: int) -> list[Batch]:
-    """What this process reads of the batch of a step, in parts."""
+def _parts(run: _Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
+    """What this process reads of the batch of a step, in parts, and how many targets
+    are scored in those of all processes."""
     pieces = run.processes * run.config.accumulation
-    shares = [
-        x.chunk(pieces)[run.process :: run.processes]
-        for x in run.stream.batch(step)
-    ]
-    return [Batch(*share) for share in zip(*shares)]
+    (batch,) = _packed([run.stream.batch(step)], run.config.document_end)
+    shares = [x.chunk(pieces)[run.process :: run.processes] for x in batch]
+    scored = int((batch.targets != -100).sum())
+    return [type(batch)(*share) for share in zip(*shares)], max(1, scored)
+
+
+def _packed(
+    windows: Iterable[Batch], end: int | None
+) -> Iterator[Batch | PackedBatch]:
+    """The windows, with their documents if a token ends each."""
+    for batch in windows:
+        yield batch if end is None else pack_documents(batch, end)
 
 
 def _update(run: _Run) -> None:
@@ -819,10 +852,10 @@ def _update(run: _Run) -> None:
     config, step = run.config, run.step
     _set_rates(run)
     torch.manual_seed(step_seed(config.seed, step, run.process))
-    *first, last = _parts(run, step)
+    (*first, last), scored = _parts(run, step)
     with run.accelerator.no_sync(run.module) if first else nullcontext():
-        losses = [_backward(run, part) for part in first]
-    losses.append(_backward(run, last))
+        losses = [_backward(run, part, scored) for part in first]
+    losses.append(_backward(run, last, scored))
     norm = _clip(run)
     run.optimizer.step()
     run.optimizer.zero_grad()
@@ -891,15 +924,15 @@ def _nats(model, windows: Iterator[Batch]) -> tuple[float, int]:
     device = next(iter(_tensors(model).values()), none).device
     loss_of = _loss_of(model)
     with eval_mode(model):
-        for inputs, targets in windows:
-            loss = loss_of(inputs.to(device), targets.to(device))
+        for batch in windows:
+            loss = loss_of(*(x.to(device) for x in batch))
             scalar = isinstance(loss, (float, torch.Tensor))
             scalar = scalar and torch.as_tensor(loss).numel() == 1
             got = f"{type(loss).__name__} of shape {getattr(loss, 'shape', None)}"
             want = "one number, the summed loss, with reduction='sum'"
             require(scalar, "model", got, want)
             nats += float(loss)
-            n_tokens += int((targets != -100).sum())
+            n_tokens += int((batch.targets != -100).sum())
     return nats, n_tokens
 
 
@@ -909,8 +942,8 @@ def _in_step(
     """What one of several processes evaluates of these windows. All evaluate as often,
     as those that share the weights must: one that has none left scores nothing."""
     while group := list(itertools.islice(windows, processes)):
-        inputs, targets = group[0]
-        nothing = Batch(inputs, torch.full_like(targets, -100))
+        targets = torch.full_like(group[0].targets, -100)
+        nothing = group[0]._replace(targets=targets)
         yield group[process] if process < len(group) else nothing
 
 
@@ -949,6 +982,7 @@ def _validate(run: _Run) -> None:
     windows = sequential_windows(
         run.corpus.valid, run.stream.length, batch_size=size
     )
+    windows = _packed(windows, run.config.document_end)
     share = _in_step(windows, run.process, run.processes)
     nats, n_tokens = map(sum, zip(*gather_object([_nats(run.scored, share)])))
     loss, history = nats / n_tokens, run.history
@@ -1097,7 +1131,9 @@ _STATE = {
     "files": (
         lambda x: (
             isinstance(x, dict)
-            and (sorted(x) == [*_FILES] or x != {} and all(map(_SHARD.fullmatch, x)))
+            and (
+                sorted(x) == [*_FILES] or x != {} and all(map(_SHARD.fullmatch, x))
+            )
         ),
         f"checksums of {' and '.join(_FILES)}, or of shards",
     ),
@@ -1195,7 +1231,9 @@ def _read_tensors(
     for name, x in reader.read_metadata().state_dict_metadata.items():
         dtype, here = x.properties.dtype, like.get(name)
         fits = here is not None and (here.shape, here.dtype) == (x.size, dtype)
-        as_written = torch.empty(0 if fits else x.size, dtype=dtype)  # for the error
+        as_written = torch.empty(
+            0 if fits else x.size, dtype=dtype
+        )  # for the error
         found[name] = torch.empty_like(here.detach()) if fits else as_written
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*intent is to load in a single process")
@@ -1231,7 +1269,6 @@ def _save(run: _Run) -> None:
         contents = {name: save(_whole(part)) for name, part in parts}
         _write_checkpoint(draft, state, contents, run.history.best_step)
     run.accelerator.wait_for_everyone()
-
 
 
 def _stateful(run: _Run) -> list[RateGroup]:
@@ -1299,7 +1336,6 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
         require(False, "checkpoint", got, "one of the paths of checkpoints(folder)")
     _check_tensors(path / "model.safetensors", weights, _tensors(model))
     _put_back(model, weights)
-
 
 # %% ../nbs/15_training.ipynb #c7f8b9ee
 @contextmanager
@@ -1404,7 +1440,8 @@ def _compile(run: _Run) -> None:
     from torch._dynamo.exc import TorchDynamoException
 
     try:
-        _backward(run, _parts(run, run.step)[-1])
+        parts, scored = _parts(run, run.step)
+        _backward(run, parts[-1], scored)
     except TorchDynamoException as error:  # with all of the compiler's output
         first = (str(error).splitlines() or [type(error).__name__])[0][:200]
         cure = "compile=False trains without it"
@@ -1795,6 +1832,7 @@ def evaluate(
     context: int = 0,
     batch_size: int = 32,
     n_bytes: int | None = None,
+    document_end: int | None = None,
 ) -> Evaluation:
     """Score every token of a text but the first, each exactly once.
 
@@ -1816,6 +1854,9 @@ def evaluate(
     n_bytes : int, optional
         Bytes of the tokens scored, ``corpus.n_bytes(tokens[1:])``, for bits per
         byte.
+    document_end : int, optional
+        The token that ends each document, as in `TrainConfig`; the first token of a
+        document is then not scored.
 
     Returns
     -------
@@ -1836,8 +1877,9 @@ def evaluate(
     want = f"ids below {size}, the vocabulary size of the model"
     require(known, "tokens", "a number that is no token", want)
     check(n_bytes=(n_bytes, optional(COUNT)))
+    _check_documents(model, document_end)
     _check_summed(model, tokens, length)
-    nats, n_tokens = _nats(model, windows)
+    nats, n_tokens = _nats(model, _packed(windows, document_end))
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)
     return Evaluation.of(nats, n_tokens, n_bytes)

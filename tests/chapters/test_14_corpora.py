@@ -30,6 +30,7 @@ from gbattn.corpora import (
     bits_per_byte,
     load_corpus,
     open_corpus,
+    pack_documents,
     python_docs,
     sequential_windows,
     train_tokenizer,
@@ -1300,6 +1301,19 @@ def test_a_packed_batch_trains_a_model_as_separate_sequences_would():
     alone = [torch.tensor([row]) for row in rows]
     wanted = sum(model(row[:, :-1], row[:, 1:].contiguous(), reduction="sum") for row in alone)
     assert abs(loss - wanted) < 1e-10
+
+
+def test_a_token_that_ends_a_document_tells_them_apart_in_a_window():
+    tokens = np.random.RandomState(0).randint(0, 9, 300)
+    stream = TokenStream(tokens, 16, 4, seed=3, documents=np.cumsum(tokens == 7) - (tokens == 7))
+    for step in range(8):
+        batch = TokenStream(tokens, 16, 4, seed=3).batch(step)
+        packed, wanted = pack_documents(batch, 7), stream.batch(step)
+        assert type(packed) is PackedBatch and torch.equal(packed.inputs, wanted.inputs)
+        assert torch.equal(packed.targets, wanted.targets)
+        assert torch.equal(packed.documents, wanted.documents - wanted.documents[:, :1])
+    with pytest.raises(ValueError, match="end: got -1; want an integer, 0 or more"):
+        pack_documents(batch, -1)
 
 
 @pytest.mark.parametrize("documents", [np.arange(9), np.ones(10), [[1] * 10]])

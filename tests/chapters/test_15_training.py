@@ -236,6 +236,7 @@ WRONG = [
     ({"checkpoint_every": -2}, "checkpoint_every: got -2"),
     ({"log_every": 0}, "log_every: got 0"),
     ({"keep": "first"}, "keep: got 'first'; want one of 'best', 'last'"),
+    ({"document_end": -1}, "document_end: got -1; want None or an integer, 0 or more"),
 ]
 
 
@@ -391,6 +392,65 @@ def test_accumulation_is_the_large_batch(parts):
     assert a.loss == pytest.approx(b.loss, abs=1e-12) and a.gradient_norm == pytest.approx(b.gradient_norm, abs=1e-12)
     torch.testing.assert_close(weights(whole), weights(cut), rtol=1e-9, atol=1e-12)
     assert {len(x) for x in cut.seen[:parts]} == {4 // parts}
+
+
+END = 3  # as if it ended a document; it stands once in four or five windows of eight, at every place
+
+
+def boosted_model():
+    sizes = dict(vocab_size=V, max_length=T, d_model=8, n_layers=1, n_heads=2)
+    return LanguageModel(ModelConfig(attention="boosted", **sizes), seed=0)
+
+
+def pieces(batch):
+    """The documents of a batch, each a sequence of its own, with its targets."""
+    for tokens, targets in zip(*batch):
+        for piece, own in zip(*(x.tensor_split((tokens == END).nonzero()[:, 0] + 1) for x in (tokens, targets))):
+            if len(piece):
+                yield piece[None], own.masked_fill(piece == END, -100)[None]
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_documents_are_trained_as_if_each_stood_alone(parts):
+    """Also in parts that hold different numbers of targets: the loss is the mean over all that are scored."""
+    made, alone = boosted_model().double(), boosted_model().double()
+    told = dict(steps=3, learning_rate=0.05, clip=None, keep="last", document_end=END)
+    history = run(made, accumulation=parts, **told)
+    c, losses, fewer = config(**told), [], 0
+    optimizer = torch.optim.AdamW(decay_groups(alone, c.weight_decay, c.decay), betas=c.betas)
+    for step in range(c.steps):
+        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = learning_rate(c, step, c.steps)
+        found = list(pieces(TokenStream(CORPUS.train, T, c.batch_size, c.seed).batch(step)))
+        scored = sum(int((targets != -100).sum()) for _, targets in found)
+        fewer += scored < c.batch_size * T
+        loss = sum(alone(*piece, reduction="sum") for piece in found) / scored
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert fewer and history.loss == pytest.approx(losses, rel=1e-10)
+    torch.testing.assert_close(weights(made), weights(alone), rtol=1e-8, atol=1e-10)
+    told = dict(length=T, document_end=END)
+    loss, _, _, scored = evaluate(made, CORPUS.valid, **told)
+    assert history.validation_loss[-1] == pytest.approx(loss, rel=1e-12)
+    assert scored == len(CORPUS.valid) - 1 - (CORPUS.valid[:-1] == END).sum()
+    assert abs(evaluate(made, CORPUS.valid, length=T).loss - loss) > 1e-3
+
+
+def test_documents_want_a_model_that_takes_them():
+    message = "document_end: got 3 with a Toy; want None, or a model whose forward takes documents and reduction"
+    with pytest.raises(ValueError, match=message):
+        run(Toy(), document_end=END)
+    with pytest.raises(ValueError, match=message):
+        evaluate(Toy(), CORPUS.valid, document_end=END)
+    with pytest.raises(ValueError, match="document_end: got 'x'"):
+        evaluate(boosted_model(), CORPUS.valid, document_end="x")
+
+
+def test_a_run_with_documents_is_another_run(tmp_path):
+    run(boosted_model(), folder=tmp_path, steps=2)
+    with pytest.raises(ValueError, match="document_end = 3"):
+        run(boosted_model(), folder=tmp_path, steps=2, document_end=END)
 
 
 def test_no_model_moves_the_data_or_the_callers_generator():
