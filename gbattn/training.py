@@ -524,6 +524,14 @@ def _check_documents(model: nn.Module, document_end: int | None) -> None:
     require(fits, "document_end", got, want)
 
 
+def _packed(
+    windows: Iterable[Batch], end: int | None
+) -> Iterator[Batch | PackedBatch]:
+    """The windows, with their documents if a token ends each."""
+    for batch in windows:
+        yield batch if end is None else pack_documents(batch, end)
+
+
 def _loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
     """The summed loss of a model as a function of inputs and targets (B, T), and of
     documents if the model takes them: what the model returns if it takes a
@@ -837,14 +845,6 @@ def _parts(run: _Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
     shares = [x.chunk(pieces)[run.process :: run.processes] for x in batch]
     scored = int((batch.targets != -100).sum())
     return [type(batch)(*share) for share in zip(*shares)], max(1, scored)
-
-
-def _packed(
-    windows: Iterable[Batch], end: int | None
-) -> Iterator[Batch | PackedBatch]:
-    """The windows, with their documents if a token ends each."""
-    for batch in windows:
-        yield batch if end is None else pack_documents(batch, end)
 
 
 def _update(run: _Run) -> None:
