@@ -826,19 +826,16 @@ def previous_token(report: Report) -> Record:
     state = {"state": "waiting" if waiting else STATES.get(of.rules, "open")}
     claim = CLAIMS.get(of.rules)
     if waiting:
-        claim = (
-            "hether the gain of boosted attention is a cheap previous token is not "
-        )
+        claim = "Whether the gain of boosted attention is a cheap previous token is not "
         claim += "known yet"
-        if "+" not in of.name:
-            sentence = (
-                f"W{claim}: of the experiment that gives every model that token "
-            )
-            sentence += f"for free, {runs}."
-            measured |= dict(sentence=sentence)
-            return Record("previous-token", state, measured)
-        claim = f"Ten pairs met neither rule, so w{claim}"
-        of = shifted(report, more="")  # what these ten say
+    if waiting and "+" not in of.name:
+        sentence = (
+            f"{claim}: of the experiment that gives every model that token for "
+        )
+        measured |= dict(sentence=sentence + f"free, {runs}.")
+        return Record("previous-token", state, measured)
+    if waiting:
+        of = shifted(report, more="")  # what the first ten pairs say
     clauses = []
     for key, other, row, why in zip(
         ("standard", "flops"),

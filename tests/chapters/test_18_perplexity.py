@@ -288,7 +288,7 @@ OUTCOMES = {
     "diverged, rule 2": (dict(standard=-5, flops=-3, diverged="standard"), "rule 2", "There is more", "diverged"),
     "diverged, rule 1": (dict(standard=0, flops=-3, diverged="flops"), "rule 1", "What boosted", "diverged"),
     "diverged, small": (dict(standard=0, flops=3, diverged="standard"), "open", "What boosted", "diverged"),
-    "more runs": (NEITHER | dict(more="planned"), "waiting", "Ten pairs met neither rule, so whether", "30 of 60"),
+    "more runs": (NEITHER | dict(more="planned"), "waiting", "Whether the gain", "30 of 60"),
     "decided before": (dict(standard=0, flops=3, more=(-9, -9)), "rule 1", "What boosted", "equal FLOPs (95 %"),
     "again open": (NEITHER | dict(more=(-3, +2)), "open", "What boosted", "equal FLOPs (97.5 % intervals)."),
     "again, 97.5 %": (dict(standard=-3, flops=-0.05, more=(-3, -0.06)), "open", "What boosted", "97.5 %"),
