@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['NOT_YET', 'WITH_MODELS', 'BACK', 'SIDES', 'ORDERINGS', 'BOOSTED', 'BASELINES', 'SETTINGS', 'MARGIN', 'CLAIMS',
            'STATES', 'quote_all', 'published', 'diverged', 'has_interval', 'percent', 'in_percent', 'in_short',
-           'ordering', 'minutes', 'line_style', 'Report', 'increase_by_token', 'first_block', 'measure_effects',
-           'Setting', 'setting', 'planned_p', 'verdict', 'answer_table', 'answers', 'Shifted', 'shifted',
-           'previous_token', 'judge_previous_token', 'shift_table', 'stored', 'apart_in_arm', 'why_runs_differ',
-           'gap_curve']
+           'ordering', 'minutes', 'line_style', 'Report', 'increase_by_token', 'first_block', 'effects_of',
+           'measure_effects', 'Setting', 'setting', 'planned_p', 'verdict', 'answer_table', 'answers', 'Shifted',
+           'shifted', 'previous_token', 'judge_previous_token', 'shift_table', 'stored', 'apart_in_arm',
+           'why_runs_differ', 'gap_curve']
 
 # %% ../nbs/18_perplexity.ipynb #1288daf3
 import math
@@ -481,6 +481,7 @@ WITH_MODELS = (
     "mini-warm",
     "mini-warm-again",
     "mini-long",
+    "stability",
     "mini-long-time",
     "mini-dropout",
     "mini-again",
@@ -549,20 +550,24 @@ def first_block(model: LanguageModel, windows: torch.Tensor) -> dict:
     }
 
 
+def effects_of(model: LanguageModel, valid: np.ndarray) -> dict:
+    """Return what tokens and the parts of the first block do for the loss of a model, on
+    2,048 windows of a text and 128 of these."""
+    starts = np.random.RandomState(0).permutation(len(valid) - 48)[:2048]
+    windows = valid[starts[:, None] + np.arange(49)].astype(np.int64)
+    windows = torch.from_numpy(windows)
+    return increase_by_token(model, windows) | first_block(model, windows[:128])
+
+
 def measure_effects(experiment: Experiment, runs: Path) -> None:
-    """Record what tokens and the parts of the first block do for the loss of each model
-    of an experiment that is stored in a folder of runs, on 2,048 windows of valid."""
+    """Record the `effects_of` each model of an experiment that is stored in a folder of
+    runs."""
     for one in experiment.tuned().runs():
         done = experiment_folder("worth-of-tokens") / f"{one.id}.json"
         if done.is_file() or not (runs / one.id / "model").is_dir():
             continue
         model = LanguageModel.from_pretrained(runs / one.id / "model").eval()
-        valid = one.corpus.load().valid
-        starts = np.random.RandomState(0).permutation(len(valid) - 48)[:2048]
-        windows = valid[starts[:, None] + np.arange(49)].astype(np.int64)
-        windows = torch.from_numpy(windows)
-        found = increase_by_token(model, windows)
-        found |= first_block(model, windows[:128])
+        found = effects_of(model, one.corpus.load().valid)
         about = dict(id=one.id, arm=one.arm.name, seed=one.seed)
         Record("worth-of-tokens", about, found).save(one.id)
 
