@@ -7,8 +7,8 @@ __all__ = ['NOT_YET', 'WITH_MODELS', 'BACK', 'SIDES', 'ORDERINGS', 'BOOSTED', 'B
            'STATES', 'quote_all', 'published', 'diverged', 'has_interval', 'percent', 'in_percent', 'in_short',
            'ordering', 'minutes', 'line_style', 'Report', 'increase_by_token', 'first_block', 'effects_of',
            'measure_effects', 'Setting', 'setting', 'planned_p', 'verdict', 'answer_table', 'answers', 'Shifted',
-           'shifted', 'previous_token', 'judge_previous_token', 'shift_table', 'stored', 'apart_in_arm',
-           'why_runs_differ', 'gap_curve']
+           'shifted', 'previous_token', 'judge_previous_token', 'Cure', 'fails', 'cure', 'judge_cure', 'shift_table',
+           'stored', 'apart_in_arm', 'why_runs_differ', 'gap_curve']
 
 # %% ../nbs/18_perplexity.ipynb #1288daf3
 import math
@@ -202,6 +202,12 @@ class Report:
         if arms := rates_at_edge(self.records(name)):
             return f"at the edge of the grid, so not yet found: {', '.join(arms)}"
         return "no best rate lies at the edge of the grid"
+
+    def with_effects(self, arm: str, name: str) -> list[dict]:
+        """Return what the runs of an arm measured, and `measure_effects` of their
+        models."""
+        found = (r for r in self.records(name) if r.settings["arm"] == arm)
+        return [r.measured | self.effects.get(r.settings["id"], {}) for r in found]
 
     # ---- Two arms ----
 
@@ -889,6 +895,64 @@ def judge_previous_token(report: Report) -> None:
             observed=f"{percent(row.difference):+.2f}  [{low:+.2f}, {high:+.2f}]",
             holds=of.rules[place],
         )
+
+
+class Cure(NamedTuple):
+    """What a change does for runs that fail: how many fail with it, their standard
+    deviation over that of the plain ones, by how many percent their mean perplexity is
+    above that at a gentler rate, and whether it is ``accepted``."""
+
+    failed: int
+    ratio: float
+    worse: float
+    accepted: bool
+
+
+def fails(run: dict) -> bool:
+    """Return whether a run diverged, or its model loses more without its first attention
+    than without its first feed-forward part."""
+    return run["diverged"] or run["without_attention"] > run["without_ffn"]
+
+
+def cure(changed: list[dict], plain: list[dict], gentle: list[dict]) -> Cure:
+    """Return what a change does for runs, by the rule of E5 (appendix Y): accepted if
+    none fails, the standard deviation of the test loss is at most half, and the mean
+    perplexity at most 0.5 percent higher than at the gentler rate."""
+    losses = [
+        [run["test_loss"] for run in runs if not run["diverged"]]
+        for runs in (changed, plain, gentle)
+    ]
+    failed = sum(map(fails, changed))
+    ratio = stdev(losses[0]) / stdev(losses[1])
+    mean = [fmean(map(math.exp, of)) for of in losses]
+    worse = 100 * (mean[0] / mean[2] - 1)
+    accepted = failed == 0 and ratio <= 0.5 and worse <= 0.5
+    return Cure(failed, ratio, worse, accepted)
+
+
+def judge_cure(
+    claim: str, changed: list[dict], plain: list[dict], gentle: list[dict]
+) -> None:
+    """Put the rule of `cure` to the test, or print how many of ten runs are in. One that
+    fails decides it before the others are in."""
+    measured = [run for run in changed if run["diverged"] or "without_ffn" in run]
+    whole = len(measured) == len(plain) == len(gentle) == 10
+    failed, accepted = sum(map(fails, measured)), False
+    observed = f"{failed} of {len(measured)} so far"
+    if whole:
+        failed, ratio, worse, accepted = cure(changed, plain, gentle)
+        observed = f"{failed}; {ratio:.2f}; {worse:+.1f}"
+    elif not failed:
+        of = f"{len(measured)} of 10 runs are in, of the plain ones {len(plain)}"
+        print(f"{claim}\n   not known yet: {of}\n")
+        return
+    put_to_test(
+        prediction=claim,
+        statistic="failed of ten; ratio of standard deviations; perplexity, %",
+        threshold="none; at most 0.5; at most +0.5",
+        observed=observed,
+        holds=accepted,
+    )
 
 
 def shift_table(report: Report) -> object:

@@ -373,6 +373,48 @@ def test_a_wrong_rule_of_the_shift_is_noticed(mutant, shift_reports, monkeypatch
     assert not all(map(right, OUTCOMES))
 
 
+# ---- The rule of E5 ----
+
+
+def made_up_runs(mean=100.0, spread=0.01, failed=0, diverged=0):
+    """Ten runs about a perplexity; some of them fail, or diverge and have no loss."""
+    runs = [
+        dict(diverged=False, test_loss=math.log(mean) + spread * x, without_attention=0.1, without_ffn=0.3)
+        for x in np.linspace(-1, 1, 10)
+    ]
+    for run in runs[:failed]:
+        run["without_attention"] = 0.4
+    return [dict(diverged=True)] * diverged + runs[diverged:]
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted"),
+    [
+        (dict(), True),
+        (dict(mean=100.4), True),
+        (dict(mean=100.6), False),
+        (dict(spread=0.024), True),
+        (dict(spread=0.026), False),
+        (dict(failed=1), False),
+        (dict(diverged=1), False),
+    ],
+)
+def test_what_a_cure_must_do(options, accepted, capsys):
+    """Against plain runs of five times the spread, and a gentler rate of the same."""
+    others = made_up_runs(spread=0.05, failed=3), made_up_runs()
+    found = reports.cure(made_up_runs(**options), *others)
+    assert found.accepted is accepted
+    assert found.failed == options.get("failed", options.get("diverged", 0))
+    assert found.ratio == pytest.approx(options.get("spread", 0.01) / 0.05, rel=0.2)
+    assert found.worse == pytest.approx(options.get("mean", 100) - 100, abs=0.2)
+    reports.judge_cure("a cure", made_up_runs(**options), *others)
+    assert ("verdict     holds" in capsys.readouterr().out) is accepted
+    reports.judge_cure("a cure", made_up_runs()[:9], *others)
+    assert "9 of 10 runs are in, of the plain ones 10" in capsys.readouterr().out
+    reports.judge_cure("a cure", made_up_runs(failed=2)[:3], *others)
+    assert "2 of 3 so far" in (out := capsys.readouterr().out) and "verdict     holds" not in out
+
+
 # ---- The table ----
 
 
