@@ -7,7 +7,9 @@ READY := .venv/.installed
 # The oldest torch that is allowed is said once, in pyproject.toml.
 OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([^"]*\)".*/torch==\1/p' pyproject.toml)
 
-# uv needs a fraction of pip's time. Pip would compile all that it installs: what is imported is compiled then.
+# uv needs a fraction of pip's time. Pip would compile all that it installs: what is imported is compiled then, once
+# and for all processes, unless the caller's environment forbids to keep it (which costs each seconds).
+unexport PYTHONDONTWRITEBYTECODE
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --no-compile)
 
