@@ -126,11 +126,12 @@ def next_token_loss(
 
     Notes
     -----
-    Whether each target is a row of the head is checked on a CPU only. In full
-    precision, where the logits (N, V) are large and torch has it, torch's
-    ``linear_cross_entropy`` goes by chunks of rows and computes the gradients on the
-    way, so the logits never exist: one backward pass, no second derivatives, no
-    ``torch.func.grad``, and no forward mode in compiled code. Source: chapter 13.
+    Whether each target is a row of the head is checked on a CPU only. Where the logits
+    (N, V) are large, chunks of rows are read one after the other and the gradients
+    computed on the way, so the logits never exist: one backward pass, no second
+    derivatives, no ``torch.func.grad``, and no forward mode in compiled code. In full
+    precision that is torch's ``linear_cross_entropy``, where torch has it; float16
+    takes all logits at once. Source: chapter 13.
     """
     check_tensor("h", h, "N D", dtype=FLOATING)
     (N, D), like = h.shape, dict(device=h.device, of="h")
@@ -151,12 +152,15 @@ def next_token_loss(
 
 def _next_token_loss(h, weight, targets, reduction, dtype):
     rows = 256 if h.device.type == "cpu" else 2048
-    # By chunks, half precision would round the loss (bfloat16), or lose gradients
-    # before a scaler sees them (float16); a tangent would be lost, and an exported
-    # length cut into chunks.
-    full = dtype == at_least_float32(dtype)
-    full = full and not (torch.compiler.is_exporting() or _has_tangent(h, weight))
-    large = full and h.shape[0] * weight.shape[0] > 2**20
+    # By chunks, float16 would lose gradients before a scaler sees them, a tangent
+    # would be lost, and an exported length cut into chunks.
+    able = dtype != torch.float16
+    able = able and not (torch.compiler.is_exporting() or _has_tangent(h, weight))
+    large = able and h.shape[0] * weight.shape[0] > 2**20
+    if large and dtype == torch.bfloat16:
+        return _LossByChunks.apply(
+            h.to(dtype), weight.to(dtype), targets, reduction, rows
+        )
     if large and hasattr(nnf, "linear_cross_entropy"):
         options = nn.LinearCrossEntropyOptions(
             batch_chunk_size=rows,
@@ -167,6 +171,41 @@ def _next_token_loss(h, weight, targets, reduction, dtype):
             h, weight, targets, reduction=reduction, options=options
         )
     return _loss_of_logits(nnf.linear(h, weight), targets, reduction)
+
+
+class _LossByChunks(torch.autograd.Function):
+    """The loss in bfloat16, whose digits torch's ``linear_cross_entropy`` would lose:
+    products in half precision, loss and sums over chunks in single."""
+
+    @staticmethod
+    def forward(ctx, h, weight, targets, reduction, rows):
+        of_h = of_weight = None
+        if any(ctx.needs_input_grad[:2]):
+            of_h = torch.empty_like(h)
+            of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        total, scored = 0.0, targets != -100
+        for start in range(0, h.shape[0], rows):
+            part = slice(start, start + rows)
+            logits = nnf.linear(h[part], weight).float()  # (rows, V)
+            total = total + nnf.cross_entropy(logits, targets[part], reduction="sum")
+            if of_h is not None:  # a gradient of logits: probabilities − target
+                p = logits.softmax(-1)
+                hot = targets[part, None].clamp(min=0)
+                p.scatter_add_(1, hot, -torch.ones_like(hot, dtype=p.dtype))
+                p = (p * scored[part, None]).to(h.dtype)
+                of_h[part] = p @ weight
+                of_weight += p.mT @ h[part]
+        count = scored.sum() if reduction == "mean" else torch.ones_like(total)
+        ctx.save_for_backward(of_h, of_weight, count)
+        return total / count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        of_h, of_weight, count = ctx.saved_tensors
+        share = gradient / count
+        ends = [(x * share).to(torch.bfloat16) for x in (of_h, of_weight)]
+        return *ends, None, None, None
 
 
 def _loss_of_logits(logits, targets, reduction):

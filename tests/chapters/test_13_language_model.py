@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from claims import claim
 from gbattn import attention, language_model
@@ -1146,7 +1149,7 @@ def test_a_large_loss_goes_by_chunks(monkeypatch):
     assert taken() == [(torch.float32, 256), (F64, 256)]
     loss(200, torch.float32)  # small
     assert not taken()
-    # Half precision takes the plain form, whether gradients are wanted or not.
+    # bfloat16 has chunks of its own, float16 the plain form, whether gradients are wanted or not.
     loss(300, half)
     loss(300, torch.float16, learned="h")
     with torch.autocast("cpu", half):
@@ -1154,6 +1157,44 @@ def test_a_large_loss_goes_by_chunks(monkeypatch):
     with torch.no_grad():
         loss(300, half)
     assert not taken()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(made) if isinstance(x, torch.Tensor))])
+        return made
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by torch itself
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_in_bfloat16_is_as_exact_as_plainly_and_holds_no_logits(reduction, compiled):
+    g, (N, D, size) = torch.Generator().manual_seed(0), (700, 8, 4096)
+    h, W = (torch.randn(n, D, generator=g).bfloat16() for n in (N, size))
+    y = torch.randint(size, (N,), generator=g).masked_fill(torch.rand(N, generator=g) < 0.3, -100)
+    forms = {
+        "ours": lambda h, W, y, reduction: next_token_loss(h, W, y, reduction=reduction),
+        "plain": lambda h, W, y, reduction: nnf.cross_entropy((h @ W.T).float(), y, reduction=reduction),
+    }
+    exact = loss_and_gradients(h.to(F64), W.to(F64), y, reduction, plain_loss)
+    away, held = {}, {}
+    for name, form in forms.items():
+        with nullcontext() if compiled else Largest() as seen:
+            form = torch.compile(form, fullgraph=True, backend="aot_eager") if compiled else form
+            found = loss_and_gradients(h, W, y, reduction, form)
+        assert [x.dtype for x in found] == [torch.float32, torch.bfloat16, torch.bfloat16]
+        away[name] = [((a - b).norm() / b.norm()).item() for a, b in zip(found, exact)]
+        held[name] = seen and seen.numbers
+    assert all(ours < 1.2 * plain + 1e-5 for ours, plain in zip(away["ours"], away["plain"])) and away["ours"][0] < 1e-3
+    assert compiled or held == dict(ours=256 * size, plain=N * size)
+    with torch.no_grad():
+        alone = next_token_loss(h, W, y, reduction=reduction)
+    assert torch.equal(alone, next_token_loss(h.requires_grad_(), W, y, reduction=reduction).detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
