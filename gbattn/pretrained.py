@@ -12,6 +12,7 @@ __all__ = ['BOOSTED', 'GbattnConfig', 'update_cache', 'LayerCache', 'InTransform
 
 # %% ../nbs/30_pretrained.ipynb #8e53fdab
 from dataclasses import fields
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -721,7 +722,12 @@ class BoostedModel:
                 nn.init.zeros_(weight)
 
     def save_pretrained(self, save_directory, **options):
-        """As transformers' own, under the variant ``boosted``."""
+        """As transformers' own, under the variant ``boosted``, and not beside the
+        weights of a plain model, which a plain class would load in their place."""
+        names = sorted(path.name for path in Path(save_directory).glob("*model*"))
+        plain = [n for n in names if n.split(".")[1:2] in (["safetensors"], ["bin"])]
+        want = "a folder without the weights of a plain model"
+        require(not plain, "save_directory", f"one with {', '.join(plain)}", want)
         options["variant"] = options.get("variant") or "boosted"
         return super().save_pretrained(save_directory, **options)
 
@@ -904,21 +910,45 @@ def _boost_block(model: GbattnForCausalLM, number: int, options: dict) -> None:
     config.overrides = config.overrides | {number: own}
 
 
+def _unboost_block(model: GbattnForCausalLM, number: int) -> None:
+    block, config = model.model.blocks[number], model.config
+    layer = block.attention
+    layer.__class__ = MultiHeadAttention
+    del layer.corrections, layer.rounds, layer.gate, layer.kv_from, layer.query_from
+    _adopt(layer, InTransformers)
+    own = dict(config.overrides[number], attention="multi_head")
+    inner = own.get("attention_options", config.attention_options)
+    extra = {"rounds", "gate", "kv_from", "query_from"}
+    inner = {name: x for name, x in inner.items() if name not in extra}
+    own["attention_options"] = inner
+    shape = {name: getattr(config, name) for name in own}
+    rest = {i: layer for i, layer in config.overrides.items() if i != number}
+    config.overrides = rest if own == shape else rest | {number: own}
+
+
 def unboost(model: PreTrainedModel) -> PreTrainedModel:
     """Take the corrections out of a model again, with what they have learned; the
-    other weights stay as they are. Returns the same object.
+    other weights stay as they are, frozen or not. Returns the same object.
 
     Parameters
     ----------
     model : torch.nn.Module
-        As `boost` returns it, but no `GbattnForCausalLM`.
+        As `boost` returns it. A `GbattnForCausalLM` loses the corrections of the
+        layers that its config overrides to ``"boosted"``.
 
     Notes
     -----
     Source: chapter 30.
     """
+    own = model.config.overrides if isinstance(model, GbattnForCausalLM) else {}
+    blocks = [i for i, layer in own.items() if layer.get("attention") == "boosted"]
     got, want = type(model).__name__, "a model that boost returned"
-    require(isinstance(model, BoostedModel), "model", got, want)
+    require(blocks or isinstance(model, BoostedModel), "model", got, want)
+    if blocks:
+        for number in blocks:
+            _unboost_block(model, number)
+        model.model.count_cache_layers()
+        return model
     modules = model.attention_modules()
     for number in model.config.boosting["layers"]:
         layer = modules[number]

@@ -155,10 +155,10 @@ TRIES = {
     "library": [LIBRARY],
     "estimators": [ESTIMATORS],
     "data": [DATA],
-    "train": [TRAIN, "W_your_model"],
+    "train": [TRAIN],
     "cli": [CLI],
     "cluster": [CLUSTER],
-    "pretrained": [PRETRAINED],
+    "pretrained": [PRETRAINED, "W_your_model"],
 }
 
 

@@ -261,6 +261,9 @@ def test_a_boosted_model_writes_the_same_text_and_then_decodes_what_it_computes(
     with pytest.raises(OSError, match="no file named model.safetensors"):
         type(plain).from_pretrained(tmp_path)
     restored = gp.unboost(model)
+    restored.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="save_directory: got one with model.safetensors; want a folder without"):
+        loaded.save_pretrained(tmp_path / "plain")
     assert type(restored) is type(plain) and type(restored.config) is type(plain.config)
     assert torch.equal(restored(IDS).logits, plain(IDS).logits)
     assert {*restored.state_dict()} == {*plain.state_dict()}
@@ -329,6 +332,24 @@ def test_the_books_own_model_is_boosted_too(gp, tmp_path):
     assert torch.equal(again(IDS).logits, model(IDS).logits)
     with pytest.raises(ValueError, match="model: got GradientBoostedAttention in layer 0"):
         gp.boost(loaded)
+    restored = gp.unboost(again)
+    assert restored.config.to_model_config() == plain.config.to_model_config()
+    assert torch.equal(restored(IDS).logits, plain(IDS).logits)
+    assert {*restored.state_dict()} == {*plain.state_dict()}
+    assert torch.equal(restored.generate(IDS, **GREEDY), plain.generate(IDS, **GREEDY))
+    restored.save_pretrained(tmp_path / "plain")
+    loaded = gp.GbattnForCausalLM.from_pretrained(tmp_path / "plain")
+    assert torch.equal(loaded(IDS).logits, plain(IDS).logits)
+    with pytest.raises(ValueError, match="model: got GbattnForCausalLM; want a model that boost returned"):
+        gp.unboost(restored)
+
+
+def test_a_layer_with_options_of_its_own_gets_them_back(gp):
+    own = {1: dict(attention_options=dict(qk_norm=True), ffn="swiglu")}
+    config = gp.GbattnConfig(vocab_size=40, d_model=16, n_layers=2, n_heads=2, overrides=own)
+    model = gp.unboost(gp.boost(gp.GbattnForCausalLM(config)))
+    assert model.config.to_model_config() == gp.GbattnForCausalLM(model.config).config.to_model_config()
+    assert model.config.overrides[1]["attention_options"] == dict(qk_norm=True) and 0 not in model.config.overrides
 
 
 @pytest.mark.parametrize(
