@@ -1,4 +1,4 @@
-"""Time every attention layer against torch's own, against a naive form and against its floor; then time decoding.
+"""Time every attention layer against those of others, against a naive form and its floor; then time decoding.
 
 The floor of a layer makes the same matrix products, with the same weights in the same order, and the same calls of
 ``scaled_dot_product_attention``, with nothing around them: no residual, no gate but its products, no sum. Run with
@@ -7,14 +7,20 @@ and the median over the turns counts, of the times and of their ratios. Before a
 exactly its layer's products, and each naive form must give its layer's answer. On a CPU everything is timed in a
 process that keeps the memory it frees, so that arithmetic is compared; before that, at T = 256 and 1024, torch's own,
 three layers and their naive forms also as a program has them that asks for nothing: it returns memory to the system and
-pays for getting it again. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16), also with ``--compile``,
-which leaves decoding out.
+pays for getting it again. Records go to ``results/``. On a GPU: ``--device cuda`` (bfloat16, eager, then compiled).
+
+The others are torch's own layer, the attention of transformers' GPT-2 where transformers is installed, and with
+``--author FILE`` the layers of the paper's author, from experiments/train_openwebtext.py of the repository
+salehsargolzaee/boosted-attention. They keep weights of their own, since only the time counts.
 """
 
 import argparse
 import functools
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -33,6 +39,7 @@ SHAPES = ((32, 256, 256, 4), (4, 1024, 768, 12), (1, 4096, 512, 8))
 RUNS, PATIENCE = {256: 15, 1024: 9, 4096: 9}, 3
 PRECISION = 0.01  # turns go on until a ratio that has an aim is known to so much of itself, or patience ends
 WITH_NAIVE = ("multi_head", "twicing", "boosted residual feature")
+MODES = ("eager", "compiled")
 MEMORY = ("returned", "kept")  # in this order: a process that has begun to keep its memory goes on
 KV_FROM, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
 DECODED, POSITIONS = (1, 512, 8), (128, 512, 1024, 2048, 4096)
@@ -101,6 +108,27 @@ def torchs_own(D: int, H: int, T: int, device: torch.device, dtype: torch.dtype)
     return lambda x: layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
 
 
+def layers_of_others(D: int, H: int, author: Path | None) -> dict[str, nn.Module]:
+    """The layers of transformers and of the paper's author, causal by themselves, beside ours that does the same."""
+    others = {}
+    if find_spec("transformers"):
+        from transformers import GPT2Config
+        from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+        config = GPT2Config(n_embd=D, n_head=H, attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation="sdpa")
+        others["multi_head transformers"] = GPT2Attention(config, layer_idx=0)
+    if author:
+        theirs = runpy.run_path(str(author))
+        for name, kind in zip(WITH_NAIVE, ("CausalAttention", "TwicingCausalAttention", "BoostedCausalAttention")):
+            others[f"{name} author"] = theirs[kind](D, H)
+    return others
+
+
+def output_of(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output = layer(x)
+    return output[0] if isinstance(output, tuple) else output
+
+
 def compiled(method: Callable) -> Callable:
     """The method compiled, or an error: never in part, nor for sizes that may change.
 
@@ -118,8 +146,8 @@ def compiled(method: Callable) -> Callable:
 
 
 def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argparse.Namespace) -> dict[str, Callable]:
-    """Functions of x: torch's own, each layer, its floor, and the naive form of those that have one. Where memory is
-    returned, only those with a naive form, and no floor."""
+    """Functions of x: torch's own, each layer, its floor, the naive form of those that have one, and what others have.
+    Where memory is returned, only torch's own and those with a naive form, and no floor."""
     ready = compiled if options.compile else lambda method: method
     methods = {"nn.MultiheadAttention": ready(torchs_own(D, H, T, options.device, options.dtype))}
     for name, layer in made.items():
@@ -130,14 +158,18 @@ def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argpars
             methods[f"{name} floor"] = ready(functools.partial(floor, layer))
     for name in WITH_NAIVE:
         methods[f"{name} naive"] = functools.partial(naive, ready(made[name]))
+    for name, layer in (layers_of_others(D, H, options.author) if memory != "returned" else {}).items():
+        methods[name] = ready(functools.partial(output_of, layer.to(options.device, options.dtype)))
     return methods
 
 
 def groups_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """By layer: the layer, its floor and its naive form, and torch's own with multi-head: those that are compared."""
+    """By layer: the layer, its floor, its naive form and those of others: those that are compared."""
     groups = {}
     for name in names:
-        layer = name.removesuffix(" floor").removesuffix(" naive")
+        layer = name
+        for suffix in (" floor", " naive", " author", " transformers"):
+            layer = layer.removesuffix(suffix)
         groups.setdefault("multi_head" if layer == "nn.MultiheadAttention" else layer, []).append(name)
     return groups
 
@@ -231,10 +263,10 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
         record = Record("benchmark-attention-layers", settings | {"method": name}, numbers)
         returned = " returned" if memory == "returned" else ""
         record.save(f"{options.prefix}{B} {T} {D} {H} {name}{returned}".replace(" ", "-").lower())
-    show_layers(shape, memory, measured)
+    show_layers(shape, memory, made, measured)
 
 
-def show_layers(shape: tuple[int, int, int, int], memory: str, measured: dict[str, dict]) -> None:
+def show_layers(shape: tuple[int, int, int, int], memory: str, made: dict, measured: dict[str, dict]) -> None:
     """Print a row for each method, and whether the aims were met."""
     print(f"\n(B, T, D, H) = {shape}, memory {memory}: milliseconds, times the floor, megabytes, page faults")
     header = f"{'floor':>8}{'MB':>8}{'faults':>8}"
@@ -250,7 +282,7 @@ def show_layers(shape: tuple[int, int, int, int], memory: str, measured: dict[st
     for task in ("forward", "training"):
         for name, numbers in measured.items():
             limit, field = AIMS.get(name.split()[0]), f"{task}_over_floor"
-            if limit and not name.endswith("naive") and numbers.get(field, 0) > limit:
+            if limit and name in made and numbers.get(field, 0) > limit:
                 ratio, low, high = (numbers[field + end] for end in ("", "_low", "_high"))
                 print(f"missed: {task} of {name}, {ratio:.3f} ({low:.3f} to {high:.3f}) times its floor, aim {limit}")
         gain = measured["nn.MultiheadAttention"][f"{task}_over_layer"]
@@ -321,9 +353,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     dtypes = ("float32", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, help="default: float32 on a CPU, bfloat16 on a GPU")
-    parser.add_argument("--compile", action="store_true", help="compile every method, and leave decoding out")
+    parser.add_argument("--modes", nargs="*", choices=MODES, help="default: eager on a CPU, both on a GPU")
+    parser.add_argument("--author", type=Path, metavar="FILE", help="train_openwebtext.py, as said above")
     options = parser.parse_args()
     gpu = options.device == "cuda"
+    if options.author and not options.author.is_file():
+        parser.error(f"--author: there is no file {options.author}")
     if gpu and options.memory:
         parser.error("--memory is for a CPU: a GPU's allocator keeps memory anyway")
     options.device = torch.device(options.device)
@@ -333,12 +368,16 @@ def main() -> None:
     # All methods use the same threads of torch, so nobody has to wake: one untimed call of a method meets the caches
     # and the memory that the method before it left.
     options.settle = 0.02 if gpu else 1e-6
-    options.machine = {"device": options.device.type, "dtype": dtype, "compiled": options.compile}
-    options.prefix = (
-        ""
-        if not (gpu or options.compile or options.dtype != torch.float32)
-        else (f"{options.device.type} {dtype} {'compiled ' if options.compile else ''}")
-    )
+    for mode in options.modes or (MODES if gpu else MODES[:1]):
+        options.compile = mode == "compiled"
+        options.machine = {"device": options.device.type, "dtype": dtype, "compiled": options.compile}
+        plain = not (gpu or options.compile or options.dtype != torch.float32)
+        options.prefix = "" if plain else f"{options.device.type} {dtype} {'compiled ' if options.compile else ''}"
+        benchmark(options, gpu)
+
+
+def benchmark(options: argparse.Namespace, gpu: bool) -> None:
+    """All that is timed in one mode; decoding in the eager one."""
     wanted = options.memory or (["kept"] if gpu else MEMORY)
     for memory in filter(wanted.__contains__, MEMORY):
         if memory == "kept" and not gpu and not keep_memory():

@@ -68,6 +68,7 @@ def test_an_untimed_call_comes_first_however_slow_the_clock(monkeypatch):
 
 def layer_options(**changed):
     options = {"device": torch.device("cpu"), "dtype": torch.float32, "compile": False, "runs": 1, "whole": False}
+    options |= {"author": None}
     return SimpleNamespace(**options | changed)
 
 
@@ -88,7 +89,7 @@ def test_every_method_is_compiled_and_none_a_second_time(monkeypatch):
         for name, method in methods.items():
             with torch.no_grad():
                 answer = method(x)
-                if name != "nn.MultiheadAttention":  # has weights of its own each time
+                if name not in ("nn.MultiheadAttention", "multi_head transformers"):  # have weights of their own
                     torch.testing.assert_close(answer, uncompiled[name](x))
     assert len(methods) > 8 and programs == dict.fromkeys(methods, 1)
 
@@ -124,7 +125,40 @@ def test_memory_is_returned_before_it_is_kept(told):
 
 def test_decoding_is_timed_with_memory_kept_or_not_at_all(told):
     assert told("--shapes", "0", "--memory", "returned") == ["returned", "memory is kept", "decoding"]
-    assert told("--shapes", "0", "--memory", "returned", "--compile") == ["returned"]
+    assert told("--shapes", "0", "--memory", "returned", "--modes", "compiled") == ["returned"]
+    both = told("--shapes", "0", "--memory", "returned", "--modes", "eager", "compiled")
+    assert both == ["returned", "memory is kept", "decoding", "returned"]
+
+
+AUTHOR = """
+import torch
+class CausalAttention(torch.nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.value = torch.nn.Linear(d_model, d_model)
+    def forward(self, x):
+        return self.value(x).cumsum(1)
+class BoostedCausalAttention(CausalAttention): ...
+class TwicingCausalAttention(CausalAttention): ...
+"""
+
+
+def test_what_others_have_is_timed_beside_ours(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "author.py").write_text(AUTHOR)
+    made, (x, y) = attention_layers.layers(16, 2, False), torch.randn(2, 1, 8, 16)
+    y[:, :5] = x[:, :5]
+    methods = attention_layers.methods_of(made, 16, 2, 8, "kept", layer_options(author=tmp_path / "author.py"))
+    ours = "multi_head", "twicing", "boosted residual feature"
+    others = {"multi_head transformers", *(f"{name} author" for name in ours)}
+    assert others <= {*methods}
+    for name in others:  # causal without being told
+        changed = (methods[name](x) - methods[name](y)).abs().amax((0, 2)) > 1e-6
+        assert changed.tolist() == [False] * 5 + [True] * 3
+    groups = attention_layers.groups_of(methods)
+    assert {*groups} == {*made} and others == {n for group in groups.values() for n in group} & others
+    compared = {name for layer, group in groups.items() for name, *_ in attention_layers.comparisons(layer, group)}
+    assert others <= compared
 
 
 # ---- Training steps ----
@@ -175,11 +209,12 @@ def test_the_gpt2_that_is_timed_has_our_weights(monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     import against_gpt2
 
-    monkeypatch.setattr(sys, "argv", ["against_gpt2.py", "--quick", "--folder", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["against_gpt2.py", "--quick", "--static", "--folder", str(tmp_path)])
+    monkeypatch.setattr(torch, "compile", lambda module, **options: module)
     against_gpt2.main()
     (path,) = tmp_path.glob("*/quick.json")
     measured = json.loads(path.read_text())["measured"]
-    assert len(measured) == 8 and all(row["over_gpt2"] > 0 for row in measured.values())
+    assert len(measured) == 14 and all(row["over_gpt2"] > 0 for row in measured.values())
 
     right = against_gpt2.gpt2_of
 
