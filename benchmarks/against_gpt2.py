@@ -2,20 +2,19 @@
 
 Both have the same weights and, before anything is timed, must give the same logits, loss and greedy text. A step is
 forward, loss, backward and one update of torch's AdamW, the same in both; nothing of accelerate, nothing fused. Text is
-generated greedily with a cache, and on a GPU (or with ``--static``) also with static caches and a compiled step, which
-transformers compiles on a GPU only. Those that are compared take turns, and the median over the turns counts, of the
-times and of their ratios. Run with ``make bench``; it needs ``gbattn[pretrained]``. Records go to ``results/``. On a
-GPU: ``--device cuda``.
+generated greedily with a cache, and with static caches and compiled models. Those that are compared take turns, and
+the median over the turns counts, of the times and of their ratios to GPT-2 in the same way. Run with ``make bench``; it
+needs ``gbattn[pretrained]``. Records go to ``results/``. On a GPU: ``--device cuda``.
 """
 
 import argparse
+import copy
 from collections.abc import Callable
 
 import torch
 from measuring import counted, take_turns
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel
 
-from gbattn.attention import DecodeStep
 from gbattn.conventions import Record
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.pretrained import GbattnForCausalLM
@@ -53,23 +52,6 @@ def gpt2_of(model: LanguageModel) -> GPT2LMHeadModel:
     return gpt2.to(model.head_weight.device).eval()
 
 
-def static_generate(model: LanguageModel, batch: int, room: int) -> Callable:
-    """Greedy text through static caches: one compiled program for the prompt, one for every step."""
-    caches = model.make_caches(batch, room, static=True)
-    step = torch.compile(DecodeStep(model, caches, logits_to_keep=1), fullgraph=True, mode="reduce-overhead")
-
-    @torch.no_grad()
-    def generate(prompt, new):
-        for cache in caches:
-            cache.crop(0)
-        tokens = [prompt]
-        for _ in range(new):
-            tokens.append(step(tokens[-1]).argmax(-1))
-        return torch.cat(tokens, dim=1)
-
-    return generate
-
-
 def training_step(model: torch.nn.Module, loss_of: Callable) -> Callable[[], torch.Tensor]:
     """One update; it returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -97,6 +79,9 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
     with torch.no_grad():
         torch.testing.assert_close(gpt2(inputs).logits, model(inputs), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(cross_entropy(), model(inputs, targets), atol=1e-4, rtol=1e-4)
+    fast, for_any_device = copy.deepcopy(model), CompileConfig()
+    fast.compile(fullgraph=True)
+    for_any_device._compile_all_devices = True  # else transformers compiles on a GPU only
     length, new = PROMPT[name]
     texts, methods = {}, {}
     for batch in (1, B):
@@ -107,14 +92,12 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
             "gbattn in transformers": lambda prompt=prompt, greedy=greedy: bridged.generate(prompt, **greedy),
             "GPT-2": lambda prompt=prompt, greedy=greedy: gpt2.generate(prompt, **greedy),
         }
-        if options.static:
-            fast = static_generate(model, batch, length + new)
-            static = greedy | {"cache_implementation": "static"}
-            texts |= {
-                "gbattn static": lambda prompt=prompt, fast=fast: fast(prompt, new),
-                "gbattn in transformers static": lambda p=prompt, static=static: bridged.generate(p, **static),
-                "GPT-2 static": lambda p=prompt, static=static: gpt2.generate(p, **static),
-            }
+        static = greedy | {"cache_implementation": "static", "compile_config": for_any_device}
+        texts |= {
+            "gbattn static": lambda p=prompt: fast.generate(p, new, temperature=0, cache="static"),
+            "gbattn in transformers static": lambda p=prompt, static=static: bridged.generate(p, **static),
+            "GPT-2 static": lambda p=prompt, static=static: gpt2.generate(p, **static),
+        }
         found = {kind: generate() for kind, generate in texts.items()}
         same = [(text == found["GPT-2"]).float().mean().item() for text in found.values()]
         assert min(same) > 0.9, same  # where two tokens tie to the last digit, texts part
@@ -131,8 +114,9 @@ def benchmark(name: str, options: argparse.Namespace) -> None:
     measured |= take_turns(steps, options.runs, settle=1e-6, wait=wait)
     rows = {}
     for method, times in measured.items():
-        kind = method.partition(", ")[2]
-        ratio = times.over(measured[f"GPT-2, {kind}"])
+        name_of, _, kind = method.partition(", ")
+        like = " static" if name_of.endswith("static") else ""
+        ratio = times.over(measured[f"GPT-2{like}, {kind}"])
         rows[method] = times.spread | {"over_gpt2": ratio.median, "low": ratio.low, "high": ratio.high}
         tokens = B * T if kind == "step" else int(kind.split()[0]) * new
         rows[method]["tokens_per_second"] = round(tokens / times.median)
@@ -149,11 +133,9 @@ def main() -> None:
     parser.add_argument("--runs", type=counted, default=15, help="timed runs of each method")
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["small", "medium"], help="which shapes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--static", action="store_true", help="static caches, too; always on a GPU")
     parser.add_argument("--folder", help="where records go; by default results/")
     parser.add_argument("--quick", action="store_true", help="a tiny shape, once: does everything still run?")
     options = parser.parse_args()
-    options.static |= options.device == "cuda"
     if options.quick:
         options.shapes, options.runs = ["quick"], 1
     for name in options.shapes:

@@ -554,7 +554,9 @@ def attend(
 def _fused_attention(
     q, k, v, mask, causal, score_mod=None, scale=None, dropout_p=0.0
 ):
-    options = dict(scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1]))
+    options = dict(scale=scale)
+    if q.shape[1] != k.shape[1]:  # in compiled code a condition may be a symbol
+        options["enable_gqa"] = True
     if mask is not None and not isinstance(mask, torch.Tensor):
         kernel = _compiled("flex_attention")
         return kernel(q, k, v, score_mod, mask, **options)

@@ -44,6 +44,7 @@ from gbattn.conventions import (
     PATH,
     POSITIVE,
     PROBABILITY,
+    Rule,
     check,
     check_fields,
     check_folder,
@@ -96,6 +97,10 @@ def _embed(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tenso
 
 
 _REDUCTION = one_of("mean", "sum")
+_CACHE: Rule = (
+    lambda x: x is True or x is False or (isinstance(x, str) and x == "static"),
+    "True, False or 'static'",
+)
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 #| code-fold: true
@@ -880,7 +885,7 @@ class LanguageModel(nn.Module):
         repetition_penalty: float = 1.0,
         seed: int | list[int] = 0,
         lengths: torch.Tensor | None = None,
-        cache: bool = True,
+        cache: bool | str = True,
         end: int | None = None,
         stream: Callable | None = None,
         draft: "LanguageModel | None" = None,
@@ -904,8 +909,10 @@ class LanguageModel(nn.Module):
             one for each sequence, which then does not depend on the others.
         lengths : torch.Tensor, optional
             Tokens of each prompt without its padding on the left, integers (B,).
-        cache : bool
-            Whether keys and values of past tokens are cached.
+        cache : bool or "static"
+            Whether keys and values of past tokens are cached; ``"static"``: in a
+            `gbattn.attention.StaticCache`, so that after ``model.compile()`` one
+            program is made for the prompt and one for all other tokens.
         end : int, optional
             A token that ends a sequence and fills the rest of it; when all have
             ended, generation stops.
@@ -1012,7 +1019,7 @@ class LanguageModel(nn.Module):
         token = integer(f"a token from 0 to {top}", lambda x: 0 <= x <= top)
         check(
             max_new_tokens=(max_new_tokens, COUNT),
-            cache=(cache, FLAG),
+            cache=(cache, _CACHE),
             end=(end, optional(token)),
         )
         if lengths is not None:
@@ -1273,13 +1280,15 @@ def _uniform(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
     return drawn.to(device)
 
 
-def _padded(lengths, step: int, S: int, T: int) -> dict:
-    """Mask and positions of the last T of S tokens, with padding on the left."""
+def _padded(lengths, step: int, S: int, T: int, room: int) -> dict:
+    """Mask, over so many tokens, and positions of the last T of S tokens, with padding
+    on the left."""
     if lengths is None:
         return dict(mask=None, positions=None)
     real = lengths + step
     place = torch.arange(S - T, S, device=lengths.device) - (S - real)[:, None]
     mask = padding_mask(real, S, side="left")
+    mask = nnf.pad(mask, (0, room - S), value=True)
     return dict(mask=mask, positions=place.clamp(min=0))  # (B, T)
 
 
@@ -1288,17 +1297,23 @@ class _Reader:
 
     def __init__(self, model, prompt, lengths, room, cache, sampling) -> None:
         (B, self.T), self.model, self.lengths = prompt.shape, model, lengths
-        self.sampling = sampling
-        self.caches = model.make_caches(B, room) if cache and B else None
+        self.sampling, self.read, self.caches = sampling, 0, None
+        self.room = room if cache == "static" else None
+        if cache and B:
+            options = dict(static=True) if self.room else {}
+            self.caches = model.make_caches(B, room, **options)
 
     def __call__(self, tokens: torch.Tensor, n: int) -> tuple:
         """The probabilities (B, n, V) of what follows each of the last n tokens of
         (B, S), and whether their logits are finite, (B, n)."""
-        length = 0 if self.caches is None else self.caches[0].length
         S = tokens.shape[1]
-        places = _padded(self.lengths, S - self.T, S, S - length)
+        # Contiguous: a program is compiled for the strides, too.
+        new = tokens[:, self.read :].clone(memory_format=torch.contiguous_format)
+        places = _padded(self.lengths, S - self.T, S, new.shape[1], self.room or S)
         options = dict(cache=self.caches, logits_to_keep=n)
-        logits = self.model(tokens[:, length:], **places, **options)
+        logits = self.model(new, **places, **options)
+        if self.caches is not None:
+            self.read = S
         past = None
         if self.sampling["repetition_penalty"] != 1:
             column = torch.arange(S, device=tokens.device)
@@ -1312,6 +1327,7 @@ class _Reader:
         return p, logits.amax(-1).isfinite()
 
     def crop(self, length: int) -> None:
+        self.read = min(self.read, length)
         for one in self.caches or ():
             one.crop(length)
 

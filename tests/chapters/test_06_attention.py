@@ -1358,3 +1358,12 @@ def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
 def test_errors_name_what_is_wrong(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_attend_compiles_for_any_number_of_heads():
+    """Two models in one process have different numbers, which torch then takes for symbols."""
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for heads, kv_heads in ((4, 4), (8, 8), (8, 2)):
+        q, k, v = torch.randn(2, heads, 5, 8), torch.randn(2, kv_heads, 5, 8), torch.randn(2, kv_heads, 5, 8)
+        assert torch.allclose(compiled(q, k, v), attend(q, k, v), atol=1e-6)

@@ -778,7 +778,8 @@ def test_decoding_compiles_to_two_graphs(kind, positions, padded):
     compiled, caches, unread = torch.compile(model, backend=backend, fullgraph=True), model.make_caches(2, 32), seen
     for step in range(24):
         lengths = torch.tensor([5, 5]) if padded else None
-        how = language_model._padded(lengths, step, seen.shape[1], unread.shape[1])
+        S = seen.shape[1]
+        how = language_model._padded(lengths, step, S, unread.shape[1], S)
         unread = compiled(unread, cache=caches, **how)[:, -1].argmax(-1)[:, None]
         seen = torch.cat([seen, unread], dim=1)
     assert len(made) == 2 and torch.equal(seen, wanted)
@@ -800,7 +801,7 @@ class Stubborn(LanguageModel):
         return super().forward(tokens, targets, **options).index_fill(-1, torch.tensor([3]), 1e9)
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("cache", [True, False, "static"])
 def test_generate_calls_the_model(cache):
     config, tokens = config_of("boosted"), tokens_of(2, 4)
     model, shapes = LanguageModel(config).eval(), []
@@ -824,6 +825,24 @@ def test_a_compiled_model_generates_compiled():
 
     model.compile(backend=backend, fullgraph=True)
     assert torch.equal(model.generate(tokens, 8), wanted) and len(calls) == 8
+
+
+@pytest.mark.parametrize("padded", [{}, dict(lengths=torch.tensor([4, 2]))], ids=["", "padded"])
+@pytest.mark.parametrize("kind", ["boosted", "linear"])
+def test_a_compiled_model_with_a_static_cache_has_two_programs(kind, padded):
+    torch._dynamo.reset()
+    model, tokens, programs = LanguageModel(config_of(kind)).eval(), tokens_of(2, 4), []
+    wanted = model.generate(tokens, 15, **padded)
+
+    def backend(graph, inputs):
+        programs.append(graph)
+        return graph.forward
+
+    model.compile(backend=backend, fullgraph=True)
+    for seed in (0, 1):  # the caches of the second text are others
+        assert model.generate(tokens, 15, cache="static", seed=seed, **padded).shape == (2, 19)
+        assert len(programs) == 2
+    assert torch.equal(model.generate(tokens, 15, cache="static", **padded), wanted)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
@@ -1296,7 +1315,9 @@ def test_a_batch_with_padding_and_a_cache_says_what_each_says_alone(kind, positi
     lengths = torch.tensor([7, 1, 4])
     said = model.generate(tokens, 12, lengths=lengths, seed=[8, 9, 8], **options)
     assert torch.equal(said[:, :7], tokens)
-    assert torch.equal(said, model.generate(tokens, 12, lengths=lengths, seed=[8, 9, 8], cache=False, **options))
+    for cache in (False, "static"):
+        again = model.generate(tokens, 12, lengths=lengths, seed=[8, 9, 8], cache=cache, **options)
+        assert torch.equal(said, again)
     for b, length in enumerate(lengths.tolist()):
         alone = model.generate(tokens[b : b + 1, 7 - length :], 12, seed=[8, 9, 8][b], **options)
         assert torch.equal(alone[0], said[b, 7 - length :])
@@ -1465,7 +1486,7 @@ def test_the_tokens_do_not_depend_on_batch_cache_or_number_of_proposals(kind, op
     model, draft, tokens, padded = drafted(kind)
     seeds = [8, 9, 8]
     first = model.generate(tokens, 12, draft=draft, seed=seeds, **options | padded)
-    for n_draft, cache in ((1, True), (3, False), (12, True)):
+    for n_draft, cache in ((1, True), (3, False), (12, True), (5, "static")):
         more = dict(draft=draft, seed=seeds, n_draft=n_draft, cache=cache)
         assert torch.equal(model.generate(tokens, 12, **more, **options | padded), first)
     for b, length in enumerate(padded["lengths"].tolist()):
@@ -1984,8 +2005,8 @@ def calls(model, tokens):
         "cache: got [int, int]; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
         "cache: got [KeyValueCache]; want a list of 2": lambda: model(tokens, cache=caches[:1]),
         "cache: got [<gbattn.attention.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
-        "cache: got 1; want True or False": lambda: model.generate(tokens, 2, cache=1),
-        "cache: got 'False'; want True or False": lambda: model.generate(tokens, 2, cache="False"),
+        "cache: got 1; want True, False or 'static'": lambda: model.generate(tokens, 2, cache=1),
+        "cache: got 'False'; want True, False or 'static'": lambda: model.generate(tokens, 2, cache="False"),
         "top_k: got True": lambda: model.generate(tokens, 2, top_k=True),
         "device: got 'nowhere' (": lambda: LanguageModel(model.config, device="nowhere"),
         "dtype: got torch.int64; want torch.float64, torch.float32": lambda: LanguageModel(

@@ -363,9 +363,12 @@ def test_a_context_that_equals_the_tokens_changes_nothing(kind):
     assert (layer(x, context=x.clone()) - layer(x)).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("kind", ["twicing 2", "boosted 2 residual feature"])
-def test_a_context_without_a_residual_is_refused(kind):
-    with pytest.raises(ValueError, match="context: got a context; want None"):
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [("twicing 2", ""), ("boosted 2 residual feature", "kv_from='input' or 'shared' takes one")],
+)
+def test_a_context_without_a_residual_is_refused(kind, instead):
+    with pytest.raises(ValueError, match=f"context: got a context; want None.*{instead}"):
         layer_of(kind)(tokens(), context=tokens(2, 5))
 
 
