@@ -1179,14 +1179,14 @@ def test_a_large_loss_goes_by_chunks(monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that is made."""
+    """Notes the size of the largest tensor."""
 
     numbers = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(made) if isinstance(x, torch.Tensor))])
-        return made
+        output = function(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(output) if isinstance(x, torch.Tensor))])
+        return output
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by torch itself
@@ -1197,20 +1197,20 @@ def test_the_loss_in_bfloat16_is_as_exact_as_plainly_and_holds_no_logits(reducti
     h, W = (torch.randn(n, D, generator=g).bfloat16() for n in (N, size))
     y = torch.randint(size, (N,), generator=g).masked_fill(torch.rand(N, generator=g) < 0.3, -100)
     forms = {
-        "ours": lambda h, W, y, reduction: next_token_loss(h, W, y, reduction=reduction),
+        "chunks": lambda h, W, y, reduction: next_token_loss(h, W, y, reduction=reduction),
         "plain": lambda h, W, y, reduction: nnf.cross_entropy((h @ W.T).float(), y, reduction=reduction),
     }
     exact = loss_and_gradients(h.to(F64), W.to(F64), y, reduction, plain_loss)
-    away, held = {}, {}
+    error, largest = {}, {}
     for name, form in forms.items():
-        with nullcontext() if compiled else Largest() as seen:
+        with nullcontext() if compiled else Largest() as watch:
             form = torch.compile(form, fullgraph=True, backend="aot_eager") if compiled else form
-            found = loss_and_gradients(h, W, y, reduction, form)
-        assert [x.dtype for x in found] == [torch.float32, torch.bfloat16, torch.bfloat16]
-        away[name] = [((a - b).norm() / b.norm()).item() for a, b in zip(found, exact)]
-        held[name] = seen and seen.numbers
-    assert all(ours < 1.2 * plain + 1e-5 for ours, plain in zip(away["ours"], away["plain"])) and away["ours"][0] < 1e-3
-    assert compiled or held == dict(ours=256 * size, plain=N * size)
+            values = loss_and_gradients(h, W, y, reduction, form)
+        assert [x.dtype for x in values] == [torch.float32, torch.bfloat16, torch.bfloat16]
+        error[name] = [((a - b).norm() / b.norm()).item() for a, b in zip(values, exact)]
+        largest[name] = watch and watch.numbers
+    assert all(a < 1.2 * b + 1e-5 for a, b in zip(error["chunks"], error["plain"])) and error["chunks"][0] < 1e-3
+    assert compiled or largest == dict(chunks=256 * size, plain=N * size)
     with torch.no_grad():
         alone = next_token_loss(h, W, y, reduction=reduction)
     assert torch.equal(alone, next_token_loss(h.requires_grad_(), W, y, reduction=reduction).detach())

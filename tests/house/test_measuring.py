@@ -146,17 +146,17 @@ class TwicingCausalAttention(CausalAttention): ...
 def test_what_others_have_is_timed_beside_ours(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "author.py").write_text(AUTHOR)
-    made, (x, y) = attention_layers.layers(16, 2, False), torch.randn(2, 1, 8, 16)
+    layers, (x, y) = attention_layers.layers(16, 2, False), torch.randn(2, 1, 8, 16)
     y[:, :5] = x[:, :5]
-    methods = attention_layers.methods_of(made, 16, 2, 8, "kept", layer_options(author=tmp_path / "author.py"))
-    ours = "multi_head", "twicing", "boosted residual feature"
-    others = {"multi_head transformers", *(f"{name} author" for name in ours)}
+    methods = attention_layers.methods_of(layers, 16, 2, 8, "kept", layer_options(author=tmp_path / "author.py"))
+    pairs = "multi_head", "twicing", "boosted residual feature"
+    others = {"multi_head transformers", *(f"{name} author" for name in pairs)}
     assert others <= {*methods}
     for name in others:  # causal without being told
         changed = (methods[name](x) - methods[name](y)).abs().amax((0, 2)) > 1e-6
         assert changed.tolist() == [False] * 5 + [True] * 3
     groups = attention_layers.groups_of(methods)
-    assert {*groups} == {*made} and others == {n for group in groups.values() for n in group} & others
+    assert {*groups} == {*layers} and others == {n for group in groups.values() for n in group} & others
     compared = {name for layer, group in groups.items() for name, *_ in attention_layers.comparisons(layer, group)}
     assert others <= compared
 
