@@ -1288,7 +1288,7 @@ def _padded(lengths, step: int, S: int, T: int, room: int) -> dict:
     real = lengths + step
     place = torch.arange(S - T, S, device=lengths.device) - (S - real)[:, None]
     mask = padding_mask(real, S, side="left")
-    mask = nnf.pad(mask, (0, room - S), value=True)
+    mask = nnf.pad(mask, (0, room - S))
     return dict(mask=mask, positions=place.clamp(min=0))  # (B, T)
 
 
@@ -1307,8 +1307,7 @@ class _Reader:
         """The probabilities (B, n, V) of what follows each of the last n tokens of
         (B, S), and whether their logits are finite, (B, n)."""
         S = tokens.shape[1]
-        # Contiguous: a program is compiled for the strides, too.
-        new = tokens[:, self.read :].clone(memory_format=torch.contiguous_format)
+        new = tokens[:, self.read :]
         places = _padded(self.lengths, S - self.T, S, new.shape[1], self.room or S)
         options = dict(cache=self.caches, logits_to_keep=n)
         logits = self.model(new, **places, **options)
