@@ -184,22 +184,24 @@ class _LossByChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h, weight, targets, reduction, rows):
-        of_h = of_weight = None
-        if any(ctx.needs_input_grad[:2]):
-            of_h = torch.empty_like(h)
+        of_h = torch.empty_like(h) if ctx.needs_input_grad[0] else None
+        of_weight = None  # of a frozen head
+        if ctx.needs_input_grad[1]:
             of_weight = torch.zeros_like(weight, dtype=torch.float32)
         total, scored = 0.0, targets != -100
         for start in range(0, h.shape[0], rows):
             part = slice(start, start + rows)
             logits = nnf.linear(h[part], weight).float()  # (rows, V)
             total = total + nnf.cross_entropy(logits, targets[part], reduction="sum")
-            if of_h is not None:  # a gradient of logits: probabilities − target
+            if any(ctx.needs_input_grad):  # that of logits: probabilities − target
                 p = logits.softmax(-1)
                 hot = targets[part, None].clamp(min=0)
                 p.scatter_add_(1, hot, -torch.ones_like(hot, dtype=p.dtype))
                 p = (p * scored[part, None]).to(h.dtype)
-                of_h[part] = p @ weight
-                of_weight += p.mT @ h[part]
+                if of_h is not None:
+                    of_h[part] = p @ weight
+                if of_weight is not None:
+                    of_weight += p.mT @ h[part]
         count = scored.sum() if reduction == "mean" else torch.ones_like(total)
         ctx.save_for_backward(of_h, of_weight, count)
         return total / count
@@ -209,8 +211,8 @@ class _LossByChunks(torch.autograd.Function):
     def backward(ctx, gradient):
         of_h, of_weight, count = ctx.saved_tensors
         share = gradient / count
-        ends = [(x * share).to(torch.bfloat16) for x in (of_h, of_weight)]
-        return *ends, None, None, None
+        of = lambda x: None if x is None else (x * share).to(torch.bfloat16)
+        return of(of_h), of(of_weight), None, None, None
 
 
 def _loss_of_logits(logits, targets, reduction):

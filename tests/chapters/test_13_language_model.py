@@ -1216,6 +1216,19 @@ def test_the_loss_in_bfloat16_is_as_exact_as_plainly_and_holds_no_logits(reducti
     assert torch.equal(alone, next_token_loss(h.requires_grad_(), W, y, reduction=reduction).detach())
 
 
+@pytest.mark.parametrize("frozen", ["head", "body"])
+def test_what_is_frozen_costs_the_loss_in_bfloat16_no_product(frozen):
+    g = torch.Generator().manual_seed(0)
+    h, W = (torch.randn(n, 8, generator=g).bfloat16() for n in (700, 4096))
+    y = torch.randint(4096, (700,), generator=g)
+    loss = lambda h, W, y, reduction="mean": next_token_loss(h, W, y, reduction=reduction)
+    _, *expected = loss_and_gradients(h, W, y, "mean", loss)
+    learns = 0 if frozen == "head" else 1
+    (h, W)[learns].requires_grad_()
+    assert count_flops(lambda: loss(h, W, y).backward()) == 2 * 2 * 700 * 4096 * 8  # the logits and one gradient
+    assert torch.equal((h, W)[learns].grad, expected[learns])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_loss_exports_for_any_number_of_rows(dtype):
     class Loss(torch.nn.Module):
