@@ -123,7 +123,7 @@ def percent(boosted, baseline):
 @pytest.mark.parametrize(
     ("experiment", "baseline", "arm", "fields", "sign"),
     [
-        ("ladder-96-again", "ladder-96-again", "wider", "parameters parameters_most parameters_least", -1),
+        ("ladder-96-again", "ladder-96-again", "wider", "parameters parameters_low parameters_high", 1),
         ("ladder-48-dropout", "ladder-48-dropout", "wider", "narrow", 1),
         ("one-pass", "one-pass", "wider", "once once_least once_most", 1),
         ("one-pass-warm", "one-pass-warm", "wider", "once_warm", 1),
