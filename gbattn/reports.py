@@ -787,7 +787,7 @@ CLAIMS = {
     (False, True): "There is more to boosted attention than a cheap previous token",
     (True, True): "Most of what boosted attention gains is a cheap previous token, "
     "and the little beside it is worth its FLOPs",
-    (False, False): "What boosted attention gains is open",
+    (False, False): "Whether boosted attention gains more than a cheap previous token is open",
 }
 STATES = {(True, False): "rule 1", (False, True): "rule 2", (True, True): "both"}
 

@@ -133,7 +133,7 @@ def percent(boosted, baseline):
 def test_a_finding_has_the_numbers_of_its_records(quoted, experiment, baseline, arm, fields, sign):
     found = percent(losses(experiment, "boosted_residual"), losses(baseline, arm))
     for field, number in zip(fields.split(), found):
-        assert float(quoted[field]) == pytest.approx(sign * number, abs=0.051)
+        assert float(quoted[field].replace("−", "-")) == pytest.approx(sign * number, abs=0.051)
 
 
 # ---- The figure ----
