@@ -34,7 +34,8 @@ test: $(READY) chromium ## check everything: style, laws of the house, notebooks
 	$(BIN)/ruff check
 	$(BIN)/pytest -q tests/house/test_house.py
 	@$(BIN)/python tools/build_book.py
-	$(BIN)/pytest -n auto --dist loadfile # a file's tests share what they prepare
+	# A file's tests share what they prepare; that of the browser takes longest, so its folder is the first.
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/house tests/chapters tests/layers
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=nbs
