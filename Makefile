@@ -30,11 +30,11 @@ help:
 book: $(READY) ## run every notebook and build the book into _build/html
 	@$(BIN)/python tools/build_book.py
 
+# A file's tests share what they prepare; that of the browser takes longest, so its folder is the first.
 test: $(READY) chromium ## check everything: style, laws of the house, notebooks, book, library
 	$(BIN)/ruff check
 	$(BIN)/pytest -q tests/house/test_house.py
 	@$(BIN)/python tools/build_book.py
-	# A file's tests share what they prepare; that of the browser takes longest, so its folder is the first.
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/house tests/chapters tests/layers
 
 lab: $(READY) ## open the notebooks in JupyterLab
