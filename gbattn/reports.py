@@ -155,29 +155,27 @@ class Report:
         self._records: dict[str, list[Record]] = {}
         self._untuned: dict[str, set[str]] = {}
 
+    def parts(self, name: str) -> list[Experiment]:
+        """Return the experiments that stand together under a name."""
+        return [self.experiments[part] for part in name.split("+")]
+
     def records(self, name: str) -> list[Record]:
         """Return the records of an experiment, as far as they are in."""
         if name not in self._records:
-            parts = (
-                records_of(self.experiments[n], self.folder)
-                for n in name.split("+")
-            )
+            parts = (records_of(one, self.folder) for one in self.parts(name))
             self._records[name] = list(chain(*parts))
         return self._records[name]
 
     def untuned(self, name: str) -> set[str]:
         """Return the arms of an experiment whose rate lies at the edge of its grid."""
         if name not in self._untuned:
-            parts = (
-                self.experiments[n].untuned(self.folder) for n in name.split("+")
-            )
+            parts = (one.untuned(self.folder) for one in self.parts(name))
             self._untuned[name] = set().union(*parts)
         return self._untuned[name]
 
     def arms(self, name: str) -> dict[str, Arm]:
         """Return the arms of an experiment, by their names."""
-        parts = (self.experiments[n].arms for n in name.split("+"))
-        return {arm.name: arm for arm in chain(*parts)}
+        return {arm.name: arm for one in self.parts(name) for arm in one.arms}
 
     @cached_property
     def effects(self) -> dict[str, dict]:
@@ -194,7 +192,7 @@ class Report:
 
     def planned(self, name: str) -> int:
         """Return how many runs an experiment plans."""
-        return sum(self.experiments[n].planned for n in name.split("+"))
+        return sum(one.planned for one in self.parts(name))
 
     def complete(self, name: str) -> bool:
         """Return whether all runs of an experiment are in."""
@@ -232,9 +230,7 @@ class Report:
 
     def shared_seeds(self, *names: str) -> set[int]:
         """Return the seeds that all these experiments plan."""
-        seeds = lambda name: chain(
-            *(self.experiments[n].seeds for n in name.split("+"))
-        )
+        seeds = lambda name: chain(*(one.seeds for one in self.parts(name)))
         return set.intersection(*(set(seeds(name)) for name in names))
 
     def paired(self, better: str, worse: str, *names: str) -> list[Record] | None:
