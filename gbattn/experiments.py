@@ -789,7 +789,7 @@ COUNTS[_BoostedTrial] = COUNTS[GradientBoostedAttention]  # the norm is not coun
 
 # %% ../nbs/17_experiments.ipynb #84b386ee
 #| code-fold: true
-def _provenance(experiment: str) -> dict:
+def _provenance(experiment: str, capture: bool) -> dict:
     """What a record says of where it was made, beyond what every record says."""
     here = Path(sys.modules["gbattn"].__file__).parent
 
@@ -810,14 +810,17 @@ def _provenance(experiment: str) -> dict:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    return versions | {"commit": commit, "command": f"gbattn run {experiment}"}
+    command = f"gbattn run {experiment}{' --capture' if capture else ''}"
+    return versions | {"commit": commit, "command": command}
 
 
 def _rounded(values: Iterable[float], digits: int = 5) -> list[float]:
     return [round(float(value), digits) for value in values]
 
 
-def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Record:
+def _perform(
+    one: Run, work: Path, corpora: str | None, progress: bool, capture: bool
+) -> Record:
     """Train and evaluate one run, from where it was left."""
     corpus = one.corpus.load(corpora)
     vocab_size = one.corpus.vocab_size
@@ -840,9 +843,9 @@ def _perform(one: Run, work: Path, corpora: str | None, progress: bool) -> Recor
     splits = SimpleNamespace(train=corpus.train, valid=valid)
     record = lambda: Record(one.experiment, settings, measured)
     try:
-        history = train(
-            model, splits, one.train, folder=work / "checkpoints", progress=progress
-        )
+        options = dict(progress=progress, capture=capture)
+        folder = work / "checkpoints"
+        history = train(model, splits, one.train, folder=folder, **options)
     except FloatingPointError as error:
         measured["why"] = str(error)
         return record()
@@ -984,6 +987,7 @@ def _work(
     work: Path,
     corpora: str | None,
     progress: bool,
+    capture: bool,
     failures: Path,
 ) -> list[Exception]:
     """Do the first run that is neither finished nor another process's, until there
@@ -1021,9 +1025,9 @@ def _work(
                     if record is None:
                         if not progress:
                             report(number, one, "starts")
-                        record = _perform(one, place, corpora, progress)
-                        provenance = record.provenance | _provenance(one.experiment)
-                        record = replace(record, provenance=provenance)
+                        record = _perform(one, place, corpora, progress, capture)
+                        more = _provenance(one.experiment, capture)
+                        record = replace(record, provenance=record.provenance | more)
                     record.save(one.name, _folder_of(one.experiment, folder).parent)
                     shutil.rmtree(place / "checkpoints", ignore_errors=True)
                 except Timeout:
@@ -1138,10 +1142,14 @@ def _executor(cluster: dict, logs: Path):
     return executor
 
 
-def _wait_for_jobs(executor, runs: Sequence[Run], places: tuple) -> list[str]:
+def _wait_for_jobs(
+    executor, runs: Sequence[Run], places: tuple, capture: bool
+) -> list[str]:
     """Submit each run as a job and wait for all; return a line on each that failed."""
     with executor.batch():
-        jobs = [executor.submit(_Job(), [one], *places, False) for one in runs]
+        jobs = [
+            executor.submit(_Job(), [one], *places, False, capture) for one in runs
+        ]
     logs = executor.folder
     print(
         f"{len(jobs)} jobs submitted, logs in {logs}", file=sys.stderr, flush=True
@@ -1195,6 +1203,7 @@ def run(
     work: str | Path | None = None,
     corpora: str | Path | None = None,
     progress: bool = True,
+    capture: bool = False,
 ) -> list[Record]:
     """Run what is left of an experiment and return all its records that are in.
 
@@ -1226,6 +1235,9 @@ def run(
         As in `CorpusSpec.load`.
     progress : bool
         Whether one process alone shows a progress bar.
+    capture : bool
+        As `gbattn.training.train` takes it: on a GPU, small models train several times
+        as fast.
 
     Returns
     -------
@@ -1237,7 +1249,7 @@ def run(
     check(
         workers=(workers, COUNT), shard=(shard, _SHARD), progress=(progress, FLAG)
     )
-    check(cluster=(cluster, optional(DICTIONARY)))
+    check(cluster=(cluster, optional(DICTIONARY)), capture=(capture, FLAG))
     want = "1 with a cluster, where each run is a job"
     require(cluster is None or workers == 1, "workers", workers, want)
     places = dict(folder=folder, work=work, corpora=corpora)
@@ -1278,12 +1290,14 @@ def run(
     check_writable("work", work)
     if cluster is not None:
         executor = _executor(cluster, work / "jobs")
-        failed, codes = _wait_for_jobs(executor, left, (folder, work, corpora)), []
+        places = folder, work, corpora
+        failed, codes = _wait_for_jobs(executor, left, places, capture), []
     else:
         with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
             failures = Path(place) / "failures"
             failures.touch()
-            share = runs, folder, work, corpora, progress and workers == 1, failures
+            shown = progress and workers == 1
+            share = runs, folder, work, corpora, shown, capture, failures
             if workers == 1:
                 for error in _work(*share):
                     raise error

@@ -734,7 +734,11 @@ def _set_rates(run: "_Run") -> None:
         check(multiplier=(factor, NOT_NEGATIVE))
     for group in run.optimizer.param_groups:
         by = group["rates"]
-        group["lr"] = rate if by is None else rate * factors[by]
+        rate_here = rate if by is None else rate * factors[by]
+        if run.graph:  # reads it where it was when it was captured
+            group["lr"].fill_(rate_here)
+        else:
+            group["lr"] = rate_here
 
 # %% ../nbs/15_training.ipynb #b8d17583
 #| code-fold: true
@@ -784,7 +788,13 @@ class _Run:
     """A run under way: what it works with, and what it has gone through."""
 
     def __init__(
-        self, model, corpus, config: TrainConfig, folder: Path | None, rates=()
+        self,
+        model,
+        corpus,
+        config: TrainConfig,
+        folder: Path | None,
+        rates=(),
+        capture: bool = False,
     ):
         self.whole, self.corpus, self.config = model, corpus, config
         self.model, self.folder, self.rates = model, folder, tuple(rates)
@@ -797,13 +807,18 @@ class _Run:
         self.processes = accelerator.num_processes
         self.process = accelerator.process_index
         _check_fit(self)
+        self.graph = _Graph(self) if capture else None
         self.sharded = accelerator.is_fsdp2
         self.model = _placed(model, accelerator)
         groups = decay_groups(self.model, config.weight_decay, config.decay)
         self.learning = [p for group in groups for p in group["params"]]
         fused = accelerator.device.type in ("cpu", "cuda")
         groups = _split(self.model, groups, self.rates)
-        optimizer = torch.optim.AdamW(groups, betas=config.betas, fused=fused)
+        for group in groups if capture else ():
+            group["lr"] = torch.zeros((), device=accelerator.device)
+        optimizer = torch.optim.AdamW(
+            groups, betas=config.betas, fused=fused, capturable=capture
+        )
         self.module, self.optimizer = accelerator.prepare(
             _Summed(self.model), optimizer
         )
@@ -847,20 +862,79 @@ def _parts(run: _Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
     return [type(batch)(*share) for share in zip(*shares)], max(1, scored)
 
 
-def _update(run: _Run) -> None:
-    """One update of the weights, from the state and the step number alone."""
-    config, step = run.config, run.step
-    _set_rates(run)
-    torch.manual_seed(step_seed(config.seed, step, run.process))
-    (*first, last), scored = _parts(run, step)
+def _learn(run: _Run, parts: list, scored: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Learn from the parts of a batch; return its loss and the gradient's length."""
+    *first, last = parts
     with run.accelerator.no_sync(run.module) if first else nullcontext():
         losses = [_backward(run, part, scored) for part in first]
     losses.append(_backward(run, last, scored))
     norm = _clip(run)
     run.optimizer.step()
     run.optimizer.zero_grad()
-    run.unread.append((sum(losses), norm))
+    return sum(losses), norm
+
+
+def _update(run: _Run) -> None:
+    """One update of the weights, from the state and the step number alone."""
+    _set_rates(run)
+    torch.manual_seed(step_seed(run.config.seed, run.step, run.process))
+    learn = run.graph or _learn
+    run.unread.append(learn(run, *_parts(run, run.step)))
     run.step += 1
+
+# %% ../nbs/15_training.ipynb #5d0c8e1a
+#| code-fold: true
+class _Graph:
+    """`_learn` as a graph of CUDA, captured once and replayed, so that the GPU does not
+    wait for Python between one kernel and the next."""
+
+    def __init__(self, run: _Run):
+        config, device = run.config, run.accelerator.device.type
+        one = "True with "
+        check_capture = lambda good, got, want: require(good, "capture", one + got, want)
+        check_capture(device == "cuda", f"device {device}", "False, or a GPU")
+        check_capture(run.processes == 1, f"{run.processes} processes", "one process")
+        check_capture(config.precision != "fp16", "fp16", "another precision")
+        packed = config.document_end is not None
+        check_capture(not packed, "document_end", "windows that are all alike")
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = 3  # updates that come first, and allocate what is to stay
+
+    def __call__(self, run: _Run, parts: list, scored: int) -> tuple[torch.Tensor, ...]:
+        if self.eager:
+            return self._warm_up(run, parts, scored)
+        if self.graph is None:
+            self._capture(run, parts, scored)
+        for kept, new in zip(self.inputs, parts):
+            for x, y in zip(kept, new):
+                x.copy_(y, non_blocking=True)
+        self.graph.replay()  # draws from the generator as it stands
+        return tuple(x.clone() for x in self.outputs)
+
+    def _warm_up(self, run: _Run, parts: list, scored: int) -> tuple[torch.Tensor, ...]:
+        self.eager -= 1
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = _learn(run, parts, scored)
+        torch.cuda.current_stream().wait_stream(stream)
+        return found
+
+    def _capture(self, run: _Run, parts: list, scored: int) -> None:
+        """Record what an update does; nothing is computed, and no clock counts it."""
+        began = time.perf_counter()
+        self.inputs = [[x.to(run.accelerator.device) for x in part] for part in parts]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.outputs = _learn(run, self.inputs, scored)
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0][:200]
+            cure = "capture=False trains without it"
+            raise RuntimeError(f"the capture failed: {first}; {cure}") from error
+        self.graph = graph
+        run.since += time.perf_counter() - began
+
 
 # %% ../nbs/15_training.ipynb #2c275103
 def _read(run: _Run) -> None:
@@ -968,7 +1042,7 @@ def _log(run: _Run) -> None:
     history.step.append(run.step)
     history.loss.append(math.fsum(losses) / len(losses))
     history.gradient_norm.append(math.fsum(norms) / len(norms))
-    history.learning_rate.append(run.optimizer.param_groups[0]["lr"])
+    history.learning_rate.append(learning_rate(run.config, run.step - 1, run.steps))
     history.tokens.append(run.step * run.config.batch_size * run.stream.length)
     history.seconds.append(run.seconds)
     run.unlogged = []
@@ -1464,6 +1538,7 @@ def train(
     progress: bool = True,
     tensorboard: bool = False,
     rates: Iterable[RateGroup] = (),
+    capture: bool = False,
 ) -> History:
     """Train a model on a text, on what accelerate finds: a CPU, a GPU, or several
     processes under ``torchrun``, each with a copy of the weights or a shard of them.
@@ -1496,6 +1571,10 @@ def train(
     rates : iterable of RateGroup
         Parameters that learn at a multiple of the learning rate; the others learn at
         the rate itself. With multiples of 1 the run has the bits of one without.
+    capture : bool
+        Whether to capture an update once as a graph of CUDA, and to replay it: the
+        same kernels, launched by one call. It wants one process, a GPU, no ``"fp16"``,
+        no ``document_end``, and a model whose passes wait for no number of the GPU.
 
     Returns
     -------
@@ -1510,7 +1589,7 @@ def train(
     OSError
         When a checkpoint cannot be written, naming the file and the last good one.
     RuntimeError
-        When ``torch.compile`` fails.
+        When ``torch.compile`` fails, or the capture.
     KeyboardInterrupt, SystemExit
         At Ctrl-C; at SIGTERM, with code 143. One process with a folder ends the
         update first and writes a checkpoint; a second signal acts at once.
@@ -1530,6 +1609,7 @@ def train(
     check(
         progress=(progress, FLAG),
         tensorboard=(tensorboard, FLAG),
+        capture=(capture, FLAG),
         config=(config, instance(TrainConfig, "a TrainConfig")),
         corpus=(corpus, _CORPUS),
         folder=(folder, optional(PATH)),
@@ -1542,7 +1622,7 @@ def train(
     if folder is not None:
         folder = Path(folder)
         check_folder("folder", folder)
-    run = _Run(model, corpus, config, folder, rates)
+    run = _Run(model, corpus, config, folder, rates, capture)
     with ExitStack() as stack:
         if folder is not None and run.accelerator.is_main_process:
             got = f"{folder}, in which another training is at work"

@@ -13,7 +13,7 @@ import torch
 from gbattn import training
 from gbattn.experiments import EXPERIMENTS, run
 from gbattn.language_model import LanguageModel, ModelConfig
-from gbattn.training import TrainConfig, evaluate, train
+from gbattn.training import RateGroup, TrainConfig, evaluate, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 V, T = 40, 16
@@ -77,6 +77,57 @@ def test_lower_precision_goes_nearly_so(precision, attention):
     assert losses(other) == pytest.approx(losses(exact), rel=0.02)
 
 
+@pytest.mark.parametrize("precision", ["no", "tf32", "bf16"])
+@pytest.mark.parametrize("attention", ARMS)
+def test_a_captured_update_goes_as_eager(attention, precision):
+    """With dropout, which draws in a replayed graph what it draws in an eager update of the same seed."""
+    found, models = [], []
+    for capture in (False, True):
+        models.append(model := small(attention, dropout=0.1))
+        config = settings(precision=precision, accumulation=2, keep="last")
+        found.append(train(model, corpus(), config, progress=False, capture=capture))
+    plain, captured = found
+    assert losses(captured) == pytest.approx(losses(plain), rel=1e-5 if precision == "no" else 0.02)
+    assert captured.learning_rate == plain.learning_rate
+    for a, b in zip(*(model.parameters() for model in models)):
+        assert (a - b).norm() <= (1e-4 if precision == "no" else 0.05) * a.norm() + 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_update_is_captured():
+    eager, both = (train(small(), corpus(), settings(compile=on), progress=False, capture=on) for on in (False, True))
+    assert losses(both) == pytest.approx(losses(eager), rel=1e-4)
+
+
+def test_a_rate_group_counts_in_a_captured_update():
+    name = "blocks.0.attention.query.weight"
+    frozen = RateGroup(names=(name,), multiplier=lambda model, step, steps: float(step < 5))
+    finals = {}
+    for capture in (False, True):
+        model = small()
+        train(model, corpus(), settings(), progress=False, capture=capture, rates=(frozen,))
+        finals[capture] = dict(model.named_parameters())[name].detach().cpu()
+    assert torch.allclose(finals[True], finals[False], atol=1e-5)
+    assert not torch.allclose(finals[True], dict(small().named_parameters())[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("config, got", [(dict(precision="fp16"), "fp16"), (dict(document_end=0), "document_end")])
+def test_what_cannot_be_captured_is_refused(config, got):
+    with pytest.raises(ValueError, match=f"capture.*{got}"):
+        train(small(), corpus(), settings(**config), progress=False, capture=True)
+
+
+def test_a_model_that_waits_for_the_gpu_is_told_of():
+    class Waiting(LanguageModel):
+        def forward(self, *given, **options):
+            loss = super().forward(*given, **options)
+            return loss if loss.item() > 0 else -loss
+
+    model = Waiting(small().config, seed=0)
+    with pytest.raises(RuntimeError, match="the capture failed.*capture=False"):
+        train(model, corpus(), settings(), progress=False, capture=True)
+
+
 @pytest.mark.filterwarnings("ignore")  # what torch says of itself when it compiles
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_compiled_training_goes_as_eager(precision):
@@ -86,11 +137,12 @@ def test_compiled_training_goes_as_eager(precision):
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4 if precision == "no" else 0.02)
 
 
-@pytest.mark.parametrize("precision", ["no", "fp16"])
-def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision):
+@pytest.mark.parametrize("precision, capture", [("no", False), ("no", True), ("fp16", False)])
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision, capture):
     made = dict(dropout=0.1)
     config = settings(precision=precision, checkpoint_every=4)
-    whole = train(small(**made), corpus(), config, progress=False)
+    options = dict(progress=False, capture=capture)
+    whole = train(small(**made), corpus(), config, **options)
     update = training._update
 
     def dying(run):
@@ -100,10 +152,10 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision):
 
     monkeypatch.setattr(training, "_update", dying)
     with pytest.raises(KeyboardInterrupt):
-        train(small(**made), corpus(), config, folder=tmp_path, progress=False)
+        train(small(**made), corpus(), config, folder=tmp_path, **options)
     began = []
     monkeypatch.setattr(training, "_update", lambda run: (began.append(run.step), update(run)))
-    again = train(small(**made), corpus(), config, folder=tmp_path, progress=False)
+    again = train(small(**made), corpus(), config, folder=tmp_path, **options)
     assert began[0] == 6
     assert again.step == whole.step and losses(again) == pytest.approx(losses(whole), rel=1e-4)
 
@@ -136,6 +188,6 @@ def test_a_saved_model_comes_back(tmp_path):
 def test_an_experiment_runs(tmp_path):
     quick = EXPERIMENTS["quick"]
     short = replace(quick, name="short", seeds=(1,), train=quick.train | dict(steps=8))
-    records = run(short, folder=tmp_path / "results", work=tmp_path / "work", progress=False)
+    records = run(short, folder=tmp_path / "results", work=tmp_path / "work", progress=False, capture=True)
     assert len(records) == len(short.arms)
     assert all(math.isfinite(r.measured["test_loss"]) and "NVIDIA" in r.provenance["device"].upper() for r in records)
