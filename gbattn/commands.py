@@ -76,6 +76,7 @@ def _check(**arguments: object) -> None:
         "model": instance(ModelConfig, "a ModelConfig"),
         "training": instance(TrainConfig, "a TrainConfig"),
         "tensorboard": rule_of.FLAG,
+        "capture": rule_of.FLAG,
         "stream": rule_of.FLAG,
         "stop": (are_names, "a tuple of strings"),
         "split": optional(one_of("train", "valid", "test")),
@@ -310,6 +311,7 @@ def train_model(
     temperature: float = 0.6,
     sample_tokens: int | None = None,
     tensorboard: bool = False,
+    capture: bool = False,
 ) -> dict:
     """Train a language model on a text, save it, and let it write.
 
@@ -347,6 +349,8 @@ def train_model(
     tensorboard : bool
         Whether to write TensorBoard's files as well, to ``checkpoints/tensorboard``
         in the folder.
+    capture : bool
+        On a GPU: replay an update as one graph of CUDA, for small models.
     """
     from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
@@ -354,7 +358,8 @@ def train_model(
 
     started = time.perf_counter()
     run = RunFolder(folder)
-    _check(tensorboard=tensorboard, model=model, training=training)
+    _check(tensorboard=tensorboard, capture=capture)
+    _check(model=model, training=training)
     check_precision(training.precision)  # before the text is read
     instead = "under torchrun or accelerate launch, call gbattn.training.train"
     _check_one_process("train", instead)
@@ -387,7 +392,8 @@ def train_model(
         if reached := run.step:
             then = "finished" if run.history() else "going on from there"
             _tell(f"{folder} holds the run up to step {reached}: {then}")
-        history = run.train(learner, text, training, tensorboard=tensorboard)
+        options = dict(tensorboard=tensorboard, capture=capture)
+        history = run.train(learner, text, training, **options)
     best = training.keep == "best"
     loss = history.best_loss if best else history.validation_loss[-1]
     bigram = bigram_loss(text.train, text.valid, text.vocab_size)
@@ -619,6 +625,7 @@ def run_experiment(
     results: Path | None = None,
     corpora: Path | None = None,
     work: Path | None = None,
+    capture: bool = False,
 ) -> dict:
     """Run an experiment of the book or of your own, or list the book's.
 
@@ -646,6 +653,8 @@ def run_experiment(
         The folder that holds the folders of text; GBATTN_CORPORA by default.
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
+    capture : bool
+        On a GPU: replay an update as one graph of CUDA, for small models.
     """
     from gbattn.conventions import experiment_folder
     from gbattn.experiments import (
@@ -656,7 +665,7 @@ def run_experiment(
         status_of,
     )
 
-    _check(workers=workers, shard=shard)
+    _check(workers=workers, shard=shard, capture=capture)
     _check_one_process("run", "--workers starts more")
     folder = _folder_of_records(results)
     if name is None:
@@ -673,9 +682,10 @@ def run_experiment(
     if before.done != before.runs:
         experiment.corpus.load(corpora)  # without it, nothing is left behind
         check_writable("results", folder, experiment.name)
-    places = dict(folder=folder, corpora=corpora, work=work)
+    options = dict(workers=workers, shard=shard, cluster=cluster, capture=capture)
+    options |= dict(folder=folder, corpora=corpora, work=work)
     try:
-        run(experiment, workers=workers, shard=shard, cluster=cluster, **places)
+        run(experiment, **options)
     except KeyboardInterrupt as stop:
         raise type(stop)(
             f"what is finished is in {experiment_folder(experiment.name, folder)}; the "

@@ -1236,8 +1236,7 @@ def run(
     progress : bool
         Whether one process alone shows a progress bar.
     capture : bool
-        As `gbattn.training.train` takes it: on a GPU, small models train several times
-        as fast.
+        As `gbattn.training.train` takes it, for small models on a GPU.
 
     Returns
     -------

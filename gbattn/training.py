@@ -784,6 +784,7 @@ def _give_back(run: "_Run") -> None:
         whole[name].copy_(x.full_tensor() if hasattr(x, "full_tensor") else x)
 
 # %% ../nbs/15_training.ipynb #898d34f8
+#| code-fold: true
 class _Run:
     """A run under way: what it works with, and what it has gone through."""
 
@@ -861,7 +862,7 @@ def _parts(run: _Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
     scored = int((batch.targets != -100).sum())
     return [type(batch)(*share) for share in zip(*shares)], max(1, scored)
 
-
+# %% ../nbs/15_training.ipynb #5d0c8e1b
 def _learn(run: _Run, parts: list, scored: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Learn from the parts of a batch; return its loss and the gradient's length."""
     *first, last = parts
@@ -905,9 +906,9 @@ class _Graph:
             return self._warm_up(run, parts, scored)
         if self.graph is None:
             self._capture(run, parts, scored)
-        for kept, new in zip(self.inputs, parts):
-            for x, y in zip(kept, new):
-                x.copy_(y, non_blocking=True)
+        for part, new_part in zip(self.inputs, parts):
+            for x, new_x in zip(part, new_part):
+                x.copy_(new_x, non_blocking=True)
         self.graph.replay()  # draws from the generator as it stands
         return tuple(x.clone() for x in self.outputs)
 
@@ -1812,6 +1813,7 @@ class RunFolder:
         config: TrainConfig,
         *,
         tensorboard: bool = False,
+        capture: bool = False,
     ) -> History:
         """Train a model from the newest checkpoint on, and save it; a finished run
         whose checkpoints are gone gives it the weights that were saved. An
@@ -1821,7 +1823,8 @@ class RunFolder:
             saved = LanguageModel.from_pretrained(self.path)
             model.load_state_dict(saved.state_dict())
             return done
-        options = dict(folder=self.checkpoints, tensorboard=tensorboard)
+        options = dict(tensorboard=tensorboard, capture=capture)
+        options["folder"] = self.checkpoints
         try:
             history = train(model, corpus, config, **options)
         except KeyboardInterrupt as stop:

@@ -1248,6 +1248,14 @@ def test_a_precision_of_gpus_needs_one(precision):
         check_precision("fp17")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_an_update_is_captured_on_a_gpu_only():
+    on_a_cpu, no_flag = "got True with device cpu; want False, or a GPU", "got 1; want True or False"
+    for capture, message in ((True, on_a_cpu), (1, no_flag)):
+        with pytest.raises(ValueError, match=f"capture: {message}"):
+            train(Toy(), CORPUS, config(), progress=False, capture=capture)
+
+
 @pytest.mark.parametrize("precision, during", [("no", None), ("bf16", None), ("tf32", "tf32")])
 def test_float32_is_multiplied_as_before_a_run_after_it(precision, during):
     matmul = torch.backends.cuda.matmul

@@ -1,11 +1,9 @@
 """Chapter 18 and the lab notebook: what a report says of toy records, in words, tables and verdicts; the rules that
-decide, for every outcome; measured models; both pages from the committed records, and with made-up ones for what is
-not in yet."""
+decide, for every outcome; measured models; both pages from the committed records."""
 
 import inspect
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +14,12 @@ import pytest
 import torch
 
 from gbattn import reports
-from gbattn.conventions import Record, results_folder
+from gbattn.conventions import Record
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.reports import (
     BASELINES,
+    BOOSTED,
     NOT_YET,
     ORDERINGS,
     SETTINGS,
@@ -40,6 +39,7 @@ from gbattn.reports import (
     planned_p,
     previous_token,
     quote_all,
+    settings_table,
     verdict,
     why_runs_differ,
 )
@@ -550,13 +550,11 @@ def test_a_gap_against_updates_is_paired(tmp_path):
 # ---- The pages ----
 
 
-def run_page(name, monkeypatch, folder=None):
+def run_page(name, monkeypatch):
     """The names that the code cells of a notebook leave behind, and what they quoted."""
     matplotlib.use("Agg")
     glued = {}
     monkeypatch.setattr("myst_nb.glue", lambda key, value, display: glued.update({key: value}))
-    if folder is not None:
-        monkeypatch.setenv("GBATTN_RESULTS", str(folder))
     cells = json.loads((ROOT / "nbs" / f"{name}.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     code = "\n\n".join(source for source in sources if "#| eval: false" not in source)
@@ -627,19 +625,22 @@ def test_the_page_holds_what_it_says(monkeypatch):
     assert len(text.split()) <= 4500
 
 
-def test_the_page_once_the_stack_is_in(tmp_path, monkeypatch):
-    """The records of the book, and made-up ones of the runs of `shift-stack`: a loss for each arm, a little noise."""
-    folder, losses = tmp_path / "results", dict(stack=4.70, stack_shift=4.49, twicing_shift=4.5)
-    shutil.copytree(results_folder(), folder, ignore=shutil.ignore_patterns("shift-stack*"))
-    for name in ("shift-stack-sweep", "shift-stack"):
-        for one in EXPERIMENTS[name].tuned(folder).runs():
-            far = abs(math.log2(one.train.learning_rate / 0.008)) * name.endswith("sweep")
-            loss = losses[one.arm.name] + 0.004 * math.sin(7 * one.seed + len(one.arm.name)) + 0.1 * far
-            found = dict(valid_loss=loss, test_loss=loss, diverged=False, parameters=2000, non_embedding=5)
-            found |= dict(training_flops=2 * 10**12, seconds=60.0, steps=10, train_step=[0, 10], best_step=10)
-            found |= dict(train_seconds=[0.0, 60.0], test_perplexity=math.exp(loss))
-            Record(name, one.settings, found).save(one.name, folder / "18_perplexity")
-    _, glued, _ = run_page("18_perplexity", monkeypatch, folder)
-    assert "n\xa0=\xa05" in glued["answer.stack"] and "n\xa0=\xa05" in glued["explain.stack_shift"]
-    waiting = {key for key, value in glued.items() if "runs are in" in value and "scale" not in key}
-    assert waiting == {"needs.reads", "previous-token.runs"}  # the latter: all are
+def test_what_the_shift_is_worth_in_each_setting():
+    """The table against the differences themselves; a star where a rate lies at the edge of its grid."""
+    report = Report()
+    *_, wikipedia, gutenberg, one_pass, rotary, _ = settings_table(report).data.splitlines()
+    cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")][1:]
+    both = report.difference("boosted_shift", "standard_shift", "shift+shift-again")
+    assert cells(wikipedia)[2] == in_percent(both)
+    plain = report.difference("standard_shift", "standard", "shift-gutenberg-plain", "shift-gutenberg")
+    second = report.difference(BOOSTED, "standard", "shift-gutenberg-plain")
+    assert cells(gutenberg)[:2] == [in_percent(plain), in_percent(second)]
+    for line, name in ((one_pass, "shift-one-pass"), (rotary, "shift-rotary")):
+        edge = report.untuned(name) >= {"standard", "standard_shift", BOOSTED, "boosted_shift", "wider_flops_shift"}
+        assert [cell.endswith(" *") for cell in cells(line)] == [edge] * 4
+    assert not any("*" in cell for cell in cells(wikipedia) + cells(gutenberg))
+
+
+def test_settings_without_records_say_how_many_runs_are_in(tmp_path):
+    lines = settings_table(Report(tmp_path)).data.splitlines()[2:]
+    assert len(lines) == 5 and all("0 of" in line and "%" not in line for line in lines)

@@ -1451,6 +1451,7 @@ TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
         ("tokenize_corpus", dict(corpus=None), "corpus: got None; want a name"),
         ("tokenize_corpus", dict(vocab_size=300.5), "vocab_size: got 300.5; want an integer"),
         ("run_experiment", dict(workers=True), "workers: got True; want a positive integer"),
+        ("run_experiment", dict(capture=1), "capture: got 1; want True or False"),
         ("run_experiment", dict(workers=1.5), "workers: got 1.5; want a positive integer"),
         ("run_experiment", dict(shard="12"), "shard: got '12'; want K/N"),
         ("run_experiment", dict(shard=(1.0, 2)), "shard: got (1.0, 2); want K/N"),

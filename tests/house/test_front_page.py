@@ -125,9 +125,9 @@ def percent(boosted, baseline):
     [
         ("ladder-96-again", "ladder-96-again", "wider", "parameters parameters_low parameters_high", 1),
         ("ladder-48-dropout", "ladder-48-dropout", "wider", "narrow", 1),
-        ("one-pass", "one-pass", "wider", "once once_least once_most", 1),
+        ("one-pass", "one-pass", "wider", "once", 1),
         ("one-pass-warm", "one-pass-warm", "wider", "once_warm", 1),
-        ("ladder-96-again", "ladder-96-flops", "wider_flops", "flops flops_low flops_high", 1),
+        ("form", "form", "stack", "form form_most form_least", -1),
     ],
 )
 def test_a_finding_has_the_numbers_of_its_records(quoted, experiment, baseline, arm, fields, sign):
