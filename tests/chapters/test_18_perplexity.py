@@ -153,7 +153,7 @@ def test_a_rate_at_the_edge_leaves_an_ordering_undecided(tmp_path):
     assert report.doubt(report.difference("wider", "boosted_residual", "toy"), "wider", "x", "toy") is None
     assert report.p("standard", "wider", "toy") == 1, "what a doubt hangs on is not tested"
     table = report.sweep_table("sweep").data.splitlines()
-    assert table[0] == "|  | 0.001 | 0.002 | 0.004 |" and table[2] == "| standard | **0.000** | 0.001 | 0.003 |"
+    assert table[0] == "| `sweep` | 0.001 | 0.002 | 0.004 |" and table[2] == "| standard | **0.000** | 0.001 | 0.003 |"
 
 
 def test_a_comparison_as_a_table(report):
