@@ -6,9 +6,9 @@
 __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads', 'merge_heads', 'causal_mask',
            'padding_mask', 'sliding_window', 'prefix', 'same_document', 'alibi', 'soft_cap', 'attention_weights',
            'attend', 'Rotary', 'RotaryAngles', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache', 'StaticCache',
-           'DecodeStep', 'Round', 'Trace', 'AttentionInputs', 'check_tokens', 'reset_projection', 'make_head_norm',
-           'make_projection', 'project', 'MultiHeadAttention', 'LinearAttention', 'TorchAttention', 'register',
-           'check_options', 'make_attention']
+           'DecodeStep', 'Round', 'Trace', 'AttentionInputs', 'joined_at', 'check_tokens', 'reset_projection',
+           'make_head_norm', 'make_projection', 'project', 'MultiHeadAttention', 'LinearAttention', 'TorchAttention',
+           'register', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import copy
@@ -1173,6 +1173,16 @@ class AttentionInputs(NamedTuple):
     score_mod: Callable | None = None
 
 # %% ../nbs/06_attention.ipynb #5b0d7b61
+def joined_at(mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return whether a mask (…, T, S) lets the tokens at places (T,) attend to the one
+    before them, (T,) or, of a mask (B, H, T, S), in one head or more, (B, T). Before
+    the first of all there is nothing, joined or not."""
+    may = mask if mask.dtype == torch.bool else mask > _HIDDEN
+    before = (places - 1).clamp(min=0)[:, None].expand(*may.shape[:-1], 1)
+    joined = may.gather(-1, before)[..., 0]
+    return joined.any(1) if joined.ndim == 3 else joined
+
+
 def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
     """Whether the mask lets each token be mixed with the one before it, (S,) or
     (B, S): a later one may attend to the earlier, or, in a context, one query to
@@ -1183,15 +1193,11 @@ def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
     S = inputs.source.shape[1]
     may = mask if mask.dtype == torch.bool else mask > _HIDDEN
     if isinstance(inputs.cache, StaticCache):
-        # Before the first token of all there is a vector of zeros, joined or not.
         places, room = inputs.cache.places(S), inputs.cache.max_length
         may = may.expand(*may.shape[:-2], T, room)
-        before = (places - 1).clamp(min=0)
         if inputs.source is inputs.x:
-            index = before[:, None].expand(*may.shape[:-1], 1)
-            joined = may.gather(-1, index)[..., 0]
-        else:
-            joined = (may[..., places] & may[..., before]).any(-2)
+            return joined_at(may, places)
+        joined = (may[..., places] & may[..., (places - 1).clamp(min=0)]).any(-2)
         return joined.any(1) if joined.ndim == 3 else joined
     past = 0 if inputs.cache is None else inputs.cache.length
     may = may.expand(*may.shape[:-2], T, past + S)

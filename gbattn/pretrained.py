@@ -20,6 +20,7 @@ from torch import nn
 from gbattn.attention import (
     AttentionInputs,
     MultiHeadAttention,
+    joined_at,
     make_projection,
     rotary_angles,
 )
@@ -218,6 +219,20 @@ class LayerCache:
         """Append one tensor, which is stored as keys beside values of no width."""
         return self.extend_pair(new, new[..., :0])[0]
 
+    def extend_unmixed(self, k: torch.Tensor, v: torch.Tensor) -> tuple:
+        """Append keys and values (B, T, W) before a shift mixes them, as a round of its
+        own, so that tokens can be taken back. Return the places of these tokens, and
+        the key and the value before the first, zeros where there is none."""
+        T = k.shape[1]
+        stored = self.extend_pair(k[:, None], v[:, None])  # (B, 1, S, W)
+        layer = self.cache.layers[self.last]
+        end = layer.cumulative_length if layer.is_compileable else stored[0].shape[-2]
+        places = torch.arange(T, device=k.device) + (end - T)
+        before = places[:1] - 1
+        row = before.clamp(min=0)
+        last = (x.index_select(-2, row)[:, 0] * (before >= 0) for x in stored)
+        return places, *last
+
     def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
         """Return of all keys (…, S, width) of the last round those of so many new
         tokens."""
@@ -254,6 +269,15 @@ class InTransformers:
         inputs = AttentionInputs(x, x, mask, mask is None, angles, cache, record)
         output = self.project_output(inputs, self.estimate(inputs))
         return output, record[0].weights if weights else None
+
+    def shift_kv(self, inputs, k, v, of=None, suffix=""):
+        """As the layer's, with a `LayerCache` if there is one."""
+        shift = self if of is None else of
+        if inputs.cache is None or shift.key_shift is None:
+            return super().shift_kv(inputs, k, v, of, suffix)
+        places, last_k, last_v = inputs.cache.extend_unmixed(k, v)
+        joined = None if inputs.mask is None else joined_at(inputs.mask, places)
+        return shift.key_shift(k, last_k, joined), shift.value_shift(v, last_v, joined)
 
     def append_kv(self, inputs, k, v, *suffix):
         """As the layer's, into a `LayerCache` if there is one."""
@@ -357,9 +381,11 @@ class GbattnModel(GbattnPreTrainedModel):
         for number, block in enumerate(self.blocks):
             shapes = block.attention.cache_shapes()
             block.layer_idx = number
-            rounds = [name for name in shapes if not name.startswith("value")]
+            # A round stores keys and values in one; a shift, those before it mixes them.
+            rounds = [name for name in shapes if "value" not in name]
             self.extras.append(self.extras[-1] + len(rounds) - 1)
-            self.cacheable &= all(len(shape) == 2 for shape in shapes.values())
+            of_tokens = (len(shapes[name]) == 2 or "last" in name for name in shapes)
+            self.cacheable &= all(of_tokens)
         if not self.cacheable:
             self.config.use_cache = False
 

@@ -29,8 +29,12 @@ ATTENTION = {
     "twicing": dict(attention="twicing", attention_options=dict(rounds=3)),
     "linear": dict(attention="linear"),
     "shifted": dict(attention="multi_head", attention_options=dict(shift=True), positions="rotary"),
+    "shifted, boosted": dict(attention="boosted", attention_options=dict(shift=True, n_kv_heads=1)),
+    "shifted, shared": dict(
+        attention="boosted", attention_options=dict(shift=True, kv_from="shared"), positions="rotary"
+    ),
 }
-STATIC = ("standard", "grouped", "boosted", "three rounds", "shared", "scaled", "twicing")
+STATIC = [kind for kind in ATTENTION if kind != "linear"]
 FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
 IDS = torch.arange(18).view(2, 9) * 7 % 40
 REAL = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])  # padding on the left
@@ -115,10 +119,27 @@ def test_a_static_cache_writes_the_same_text(gp, kind):
 
 
 def test_each_round_with_keys_of_its_own_has_a_layer_of_the_cache(gp):
-    for kind, layers in (("standard", 2), ("boosted", 4), ("three rounds", 6), ("shared", 2), ("twicing", 6)):
+    rounds = {"standard": 2, "boosted": 4, "three rounds": 6, "shared": 2, "twicing": 6}
+    unmixed = {"shifted": 4, "shifted, boosted": 8, "shifted, shared": 4}
+    for kind, layers in (rounds | unmixed).items():
         copied = gp.GbattnForCausalLM.from_language_model(book_model(kind))
         cache = copied(IDS).past_key_values
         assert len(cache.layers) == layers and {layer.keys.shape[-2] for layer in cache.layers} == {9}, kind
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["boosted", "shifted", "shifted, boosted", "shifted, shared"])
+def test_tokens_can_be_taken_back(gp, kind):
+    copied = gp.GbattnForCausalLM.from_language_model(book_model(kind))
+    whole = copied(IDS, attention_mask=REAL, use_cache=False).logits
+    cache = copied(IDS, attention_mask=REAL).past_key_values
+    cache.crop(-4)
+    again = copied(IDS[:, 5:], attention_mask=REAL, past_key_values=cache).logits
+    assert torch.allclose(again, whole[:, 5:], atol=1e-5)
+    one_by_one = copied(IDS[:, :1], attention_mask=REAL[:, :1]).past_key_values
+    for t in range(1, 9):
+        step = copied(IDS[:, t : t + 1], attention_mask=REAL[:, : t + 1], past_key_values=one_by_one).logits
+    assert torch.allclose(step[:, -1], whole[:, -1], atol=1e-5)
 
 
 def test_what_a_cache_cannot_hold_is_refused(gp):
