@@ -16,6 +16,7 @@ salehsargolzaee/boosted-attention. They keep weights of their own, since only th
 
 import argparse
 import functools
+import math
 import runpy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -157,7 +158,7 @@ def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argpars
         methods[name] = ready(functools.partial(layer, causal=True))
         if memory != "returned" and name != "linear":
             methods[f"{name} floor"] = ready(functools.partial(floor, layer))
-    for name in WITH_NAIVE:
+    for name in filter(made.__contains__, WITH_NAIVE):
         methods[f"{name} naive"] = functools.partial(naive, ready(made[name]))
     for name, layer in (layers_of_others(D, H, options.author) if memory != "returned" else {}).items():
         methods[name] = ready(functools.partial(output_of, layer.to(options.device, options.dtype)))
@@ -224,6 +225,7 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
     runs = options.runs or RUNS[T]
     torch.manual_seed(0)
     made = layers(D, H, options.whole or shape == SHAPES[0])
+    made = {name: layer for name, layer in made.items() if name in (options.layers or made)}
     demand_the_same(made, torch.randn(1, 64, D, requires_grad=True))  # in float32: in bfloat16 too much would pass
     made = {name: layer.to(options.device, options.dtype) for name, layer in made.items()}
     x = torch.randn(B, T, D, device=options.device, dtype=options.dtype, requires_grad=True)
@@ -286,10 +288,10 @@ def show_layers(shape: tuple[int, int, int, int], memory: str, measured: dict[st
             if limit and not name.endswith(BESIDE) and numbers.get(field, 0) > limit:
                 ratio, low, high = (numbers[field + end] for end in ("", "_low", "_high"))
                 print(f"missed: {task} of {name}, {ratio:.3f} ({low:.3f} to {high:.3f}) times its floor, aim {limit}")
-        gain = measured["nn.MultiheadAttention"][f"{task}_over_layer"]
+        gain = measured["nn.MultiheadAttention"].get(f"{task}_over_layer", math.inf)
         if gain <= 1:
             print(f"missed: {task} of nn.MultiheadAttention, {gain:.3f} times multi_head, aim above 1")
-        gain = measured["boosted residual feature naive"][f"{task}_over_layer"]
+        gain = measured.get("boosted residual feature naive", {}).get(f"{task}_over_layer", math.inf)
         if gain < (aim := NAIVE_AIMS.get(shape[1], 0)):
             print(f"missed: {task} of the naive form, {gain:.2f} times boosted residual feature, aim {aim}")
 
@@ -351,6 +353,10 @@ def main() -> None:
         "--shapes", type=int, nargs="*", choices=range(3), default=[0, 1, 2], help="which of the three shapes"
     )
     parser.add_argument("--memory", nargs="*", choices=MEMORY, help="on a CPU, one way only (default: as above)")
+    parser.add_argument(
+        "--layers", nargs="*", metavar="NAME", help="which, as 'boosted residual feature'; default: all"
+    )
+    parser.add_argument("--no-decoding", dest="decoding", action="store_false", help="leave out decoding")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     dtypes = ("float32", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, help="default: float32 on a CPU, bfloat16 on a GPU")
@@ -358,6 +364,9 @@ def main() -> None:
     parser.add_argument("--author", type=Path, metavar="FILE", help="train_openwebtext.py, as said above")
     options = parser.parse_args()
     gpu = options.device == "cuda"
+    known = layers(8, 1, True)
+    if unknown := set(options.layers or ()) - known.keys():
+        parser.error(f"--layers: {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     if options.author and not options.author.is_file():
         parser.error(f"--author: there is no file {options.author}")
     if gpu and options.memory:
@@ -387,7 +396,7 @@ def benchmark(options: argparse.Namespace, gpu: bool) -> None:
         for shape in (SHAPES[index] for index in options.shapes):
             if memory != "returned" or shape[1] in NAIVE_AIMS:
                 benchmark_layers(shape, memory, options)
-    if not options.compile:
+    if options.decoding and not options.compile:
         if not gpu:
             keep_memory()
         benchmark_decoding(options)

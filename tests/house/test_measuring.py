@@ -68,7 +68,7 @@ def test_an_untimed_call_comes_first_however_slow_the_clock(monkeypatch):
 
 def layer_options(**changed):
     options = {"device": torch.device("cpu"), "dtype": torch.float32, "compile": False, "runs": 1, "whole": False}
-    options |= {"author": None}
+    options |= {"author": None, "layers": None}
     return SimpleNamespace(**options | changed)
 
 
@@ -128,6 +128,18 @@ def test_decoding_is_timed_with_memory_kept_or_not_at_all(told):
     assert told("--shapes", "0", "--memory", "returned", "--modes", "compiled") == ["returned"]
     both = told("--shapes", "0", "--memory", "returned", "--modes", "eager", "compiled")
     assert both == ["returned", "memory is kept", "decoding", "returned"]
+    assert told("--shapes", "0", "--memory", "returned", "--no-decoding") == ["returned"]
+
+
+def test_some_layers_are_timed_alone(monkeypatch, tmp_path, capsys, told):
+    monkeypatch.setenv("GBATTN_RESULTS", str(tmp_path))
+    options = layer_options(layers=["twicing"], machine={}, prefix="", settle=1e-6, wait=lambda: None)
+    attention_layers.benchmark_layers((1, 256, 16, 2), "kept", options)
+    names = {json.loads(path.read_text())["settings"]["method"] for path in tmp_path.rglob("*.json")}
+    assert {"twicing", "twicing floor", "twicing naive"} < names and "multi_head" not in names
+    with pytest.raises(SystemExit):
+        told("--layers", "thrice")
+    assert "--layers: thrice; known are multi_head, twicing" in capsys.readouterr().err
 
 
 AUTHOR = """
