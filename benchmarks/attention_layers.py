@@ -54,11 +54,11 @@ NAIVE_AIMS = {256: 1.5, 1024: 2.5}  # at least this many times faster than the n
 
 def layers(D: int, H: int, whole: bool) -> dict[str, nn.Module]:
     """The layers by name. Without `whole`, each way to read keys and each gate, but not every pair of them."""
-    made = {"multi_head": MultiHeadAttention(D, H), "twicing": TwicingAttention(D, H)}
+    modules = {"multi_head": MultiHeadAttention(D, H), "twicing": TwicingAttention(D, H)}
     for kv_from in KV_FROM:
         for gate in GATES if whole or kv_from == "shared" else GATES[:1]:
-            made[f"boosted {kv_from} {gate}"] = GradientBoostedAttention(D, H, kv_from=kv_from, gate=gate)
-    return made | {"linear": LinearAttention(D, H)}
+            modules[f"boosted {kv_from} {gate}"] = GradientBoostedAttention(D, H, kv_from=kv_from, gate=gate)
+    return modules | {"linear": LinearAttention(D, H)}
 
 
 def floor(layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -147,19 +147,19 @@ def compiled(method: Callable) -> Callable:
 # ---- Layers ----
 
 
-def methods_of(made: dict, D: int, H: int, T: int, memory: str, options: argparse.Namespace) -> dict[str, Callable]:
+def methods_of(modules: dict, D: int, H: int, T: int, memory: str, options: argparse.Namespace) -> dict[str, Callable]:
     """Functions of x: torch's own, each layer, its floor, the naive form of those that have one, and what others have.
     Where memory is returned, only torch's own and those with a naive form, and no floor."""
     ready = compiled if options.compile else lambda method: method
     methods = {"nn.MultiheadAttention": ready(torchs_own(D, H, T, options.device, options.dtype))}
-    for name, layer in made.items():
+    for name, layer in modules.items():
         if memory == "returned" and name not in WITH_NAIVE:
             continue
         methods[name] = ready(functools.partial(layer, causal=True))
         if memory != "returned" and name != "linear":
             methods[f"{name} floor"] = ready(functools.partial(floor, layer))
-    for name in filter(made.__contains__, WITH_NAIVE):
-        methods[f"{name} naive"] = functools.partial(naive, ready(made[name]))
+    for name in filter(modules.__contains__, WITH_NAIVE):
+        methods[f"{name} naive"] = functools.partial(naive, ready(modules[name]))
     for name, layer in (layers_of_others(D, H, options.author) if memory != "returned" else {}).items():
         methods[name] = ready(functools.partial(output_of, layer.to(options.device, options.dtype)))
     return methods
@@ -205,9 +205,9 @@ def products(method: Callable, x: torch.Tensor) -> int:
     return count_flops(lambda: training(method, x)()) - count_flops(method, x)
 
 
-def demand_the_same(made: dict, x: torch.Tensor) -> None:
+def demand_the_same(modules: dict, x: torch.Tensor) -> None:
     """Stop unless each floor makes its layer's products, and the naive form gives its layer's answer."""
-    for name, layer in made.items():
+    for name, layer in modules.items():
         if name == "linear":  # has neither
             continue
         answer = layer(x, causal=True)
@@ -224,12 +224,12 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
     B, T, D, H = shape
     runs = options.runs or RUNS[T]
     torch.manual_seed(0)
-    made = layers(D, H, options.whole or shape == SHAPES[0])
-    made = {name: layer for name, layer in made.items() if name in (options.layers or made)}
-    demand_the_same(made, torch.randn(1, 64, D, requires_grad=True))  # in float32: in bfloat16 too much would pass
-    made = {name: layer.to(options.device, options.dtype) for name, layer in made.items()}
+    modules = layers(D, H, options.whole or shape == SHAPES[0])
+    modules = {name: layer for name, layer in modules.items() if name in (options.layers or modules)}
+    demand_the_same(modules, torch.randn(1, 64, D, requires_grad=True))  # in float32: in bfloat16 too much would pass
+    modules = {name: layer.to(options.device, options.dtype) for name, layer in modules.items()}
     x = torch.randn(B, T, D, device=options.device, dtype=options.dtype, requires_grad=True)
-    methods = methods_of(made, D, H, T, memory, options)
+    methods = methods_of(modules, D, H, T, memory, options)
     tasks = {
         "forward": ({name: functools.partial(method, x) for name, method in methods.items()}, torch.no_grad),
         "training": ({name: training(method, x) for name, method in methods.items()}, nullcontext),
@@ -260,8 +260,8 @@ def benchmark_layers(shape: tuple[int, int, int, int], memory: str, options: arg
                 measured[name][f"{task}_page_faults"] = page_faults(call)
     settings = {"B": B, "T": T, "D": D, "H": H, "memory": memory} | options.machine | {"runs": runs}
     for name, numbers in measured.items():
-        if name in made:
-            cost = attention_cost(made[name], T, batch_size=B, causal=True, itemsize=x.element_size())
+        if name in modules:
+            cost = attention_cost(modules[name], T, batch_size=B, causal=True, itemsize=x.element_size())
             numbers |= {"saved_bytes": cost.saved_bytes, "training_flops": cost.training_flops}
         record = Record("benchmark-attention-layers", settings | {"method": name}, numbers)
         returned = " returned" if memory == "returned" else ""
@@ -303,14 +303,14 @@ def benchmark_decoding(options: argparse.Namespace) -> None:
     """One more token behind so many, with a cache and without."""
     (B, D, H), longest, runs = DECODED, max(POSITIONS), options.runs or 7
     torch.manual_seed(0)
-    made = layers(D, H, False)
+    modules = layers(D, H, False)
     chosen = ("multi_head", "twicing", "boosted residual feature", "boosted shared head", "linear")
     print(f"\ndecoding, (B, D, H) = {DECODED}: tokens a second after so many, with the cache and without")
     print(f"{'':30}" + "".join(f"{position:>16}" for position in POSITIONS))
     with torch.no_grad():
         rows = {}
         for name in chosen:
-            layer = made[name].to(options.device, options.dtype)
+            layer = modules[name].to(options.device, options.dtype)
             rows[name] = {}
             cache = layer.make_cache(B, longest + 1, dtype=options.dtype)
             for kept in cache.buffers.values():

@@ -734,11 +734,11 @@ def _set_rates(run: "_Run") -> None:
         check(multiplier=(factor, NOT_NEGATIVE))
     for group in run.optimizer.param_groups:
         by = group["rates"]
-        rate_here = rate if by is None else rate * factors[by]
-        if run.graph:  # reads it where it was when it was captured
-            group["lr"].fill_(rate_here)
+        own_rate = rate if by is None else rate * factors[by]
+        if run.graph:  # it reads the tensor that was there when it was captured
+            group["lr"].fill_(own_rate)
         else:
-            group["lr"] = rate_here
+            group["lr"] = own_rate
 
 # %% ../nbs/15_training.ipynb #b8d17583
 #| code-fold: true
@@ -891,13 +891,13 @@ class _Graph:
 
     def __init__(self, run: _Run):
         config, device = run.config, run.accelerator.device.type
-        one = "True with "
-        check_capture = lambda good, got, want: require(good, "capture", one + got, want)
-        check_capture(device == "cuda", f"device {device}", "False, or a GPU")
-        check_capture(run.processes == 1, f"{run.processes} processes", "one process")
-        check_capture(config.precision != "fp16", "fp16", "another precision")
-        packed = config.document_end is not None
-        check_capture(not packed, "document_end", "windows that are all alike")
+        for fits, got, want in (
+            (device == "cuda", f"device {device}", "False, or a GPU"),
+            (run.processes == 1, f"{run.processes} processes", "one process"),
+            (config.precision != "fp16", "fp16", "another precision"),
+            (config.document_end is None, "document_end", "windows that are all alike"),
+        ):
+            require(fits, "capture", f"True with {got}", want)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager = 3  # updates that come first, and allocate what is to stay
 

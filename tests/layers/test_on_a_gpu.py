@@ -139,10 +139,9 @@ def test_compiled_training_goes_as_eager(precision):
 
 @pytest.mark.parametrize("precision, capture", [("no", False), ("no", True), ("fp16", False)])
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision, capture):
-    made = dict(dropout=0.1)
     config = settings(precision=precision, checkpoint_every=4)
     options = dict(progress=False, capture=capture)
-    whole = train(small(**made), corpus(), config, **options)
+    whole = train(small(dropout=0.1), corpus(), config, **options)
     update = training._update
 
     def dying(run):
@@ -152,10 +151,10 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision, capture):
 
     monkeypatch.setattr(training, "_update", dying)
     with pytest.raises(KeyboardInterrupt):
-        train(small(**made), corpus(), config, folder=tmp_path, **options)
+        train(small(dropout=0.1), corpus(), config, folder=tmp_path, **options)
     began = []
     monkeypatch.setattr(training, "_update", lambda run: (began.append(run.step), update(run)))
-    again = train(small(**made), corpus(), config, folder=tmp_path, **options)
+    again = train(small(dropout=0.1), corpus(), config, folder=tmp_path, **options)
     assert began[0] == 6
     assert again.step == whole.step and losses(again) == pytest.approx(losses(whole), rel=1e-4)
 
