@@ -291,6 +291,16 @@ def test_thm_ball(p):
     return ball(p, 1.0)
 
 
+@pytest.mark.parametrize("beta, fixed_points", [(0.04, 1), (6.0, 3)])
+def test_there_is_one_fixed_point_a_pattern_only_where_the_balls_are_disjoint(beta, fixed_points):
+    """The condition of thm-ball holds at both; only at the larger β is 2N(N − 1)βM² > 1, as the text wants it."""
+    X, N = torch.eye(3, dtype=F64), 3
+    assert 1 >= 2 / (beta * N) + math.log(2 * (N - 1) * N * beta) / beta
+    assert (2 * N * (N - 1) * beta > 1) == (fixed_points == N)
+    ends = retrieve(X, X, beta=beta, steps=100)
+    assert len(torch.unique(ends.mul(1e6).round(), dim=0)) == fixed_points
+
+
 def border_of(N):
     a = torch.linspace(1 / N, 1, 100_001, dtype=F64)[1:-1]
     return a, ((a * (N - 1) / (1 - a)).log() / (a - (1 - a) / (N - 1)))
