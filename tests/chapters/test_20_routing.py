@@ -396,6 +396,15 @@ def unnormalised():
     return routing(layer, lambda: layer(torch.randn(1, 3, 4)).sum())
 
 
+def attends_elsewhere():
+    class Mean(MultiHeadAttention):
+        def estimate(self, inputs):
+            return inputs.x.mean(1, keepdim=True).expand_as(inputs.x)
+
+    layer = Mean(4, 2)
+    return routing(layer, lambda: layer(torch.randn(1, 3, 4)).sum())
+
+
 def in_training_with_dropout():
     layer = MultiHeadAttention(4, 2, dropout=0.5)
     return routing(layer, lambda: layer(torch.randn(1, 3, 4)).sum())
@@ -425,6 +434,7 @@ def another_layer():
         (lambda: routing(torch.nn.Linear(2, 2), lambda: 0), "layer: got .*; want an attention layer with attend_heads"),
         (lambda: routing(MultiHeadAttention(4, 2), 3), "loss: got 3; want a function without arguments"),
         (unnormalised, "layer: got weights that are not normalised; want .* rows sum to one"),
+        (attends_elsewhere, "layer: got one that attends elsewhere; want an attention layer with attend_heads"),
         (in_training_with_dropout, r"layer: got dropout while training; want none: call .eval\(\) first"),
         (run_twice, "loss: got 2 runs of the layer; want one run of it"),
         (another_layer, "loss: got one that does not depend on it; want a number that depends on the layer"),
