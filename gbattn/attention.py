@@ -1706,6 +1706,13 @@ class MultiHeadAttention(nn.Module):
         want = "None: this layer has no scores to change"
         fits = score_mod is None or self.additive_masks
         require(fits, "score_mod", "a function", want)
+        if context is not None and cache is not None:
+            why = "the cache counts tokens of the context, not queries"
+            fits = self.rotary is None or positions is not None
+            require(fits, "positions", "None", f"those of x: {why}")
+            require(not callable(mask), "mask", "a function", f"a tensor: {why}")
+            want, fits = f"None: {why}", score_mod is None
+            require(fits, "score_mod", "a function", want)
         # Where the weights are formed or a mask is read, it must be a tensor.
         blocks = _flex_kernel_for(x) and self.additive_masks and cache is None
         blocks = blocks and rounds is None and self.key_shift is None

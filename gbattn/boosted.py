@@ -331,8 +331,12 @@ class GradientBoostedAttention(MultiHeadAttention):
     def from_torch(
         cls, mha: nn.MultiheadAttention, **options
     ) -> "GradientBoostedAttention":
-        """As `from_attention`, from torch's own layer, with the same options."""
-        return cls.from_attention(MultiHeadAttention.from_torch(mha), **options)
+        """As `from_attention`, from torch's own layer, with the same options and those
+        of `MultiHeadAttention.from_torch`."""
+        names = {"rounds", "kv_from", "query_from", "gate"} & {*options}
+        boosting = {name: options.pop(name) for name in names}
+        layer = MultiHeadAttention.from_torch(mha, **options)
+        return cls.from_attention(layer, **boosting)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """As `MultiHeadAttention.reset_parameters`; gates start at ½."""

@@ -435,7 +435,8 @@ def _estimators() -> dict[str, type]:
         validation_fraction : float
             Share of the rows held out if `n_iter_no_change` is given.
         tol : float
-            See `n_iter_no_change`; in the unit of the mean loss.
+            See `n_iter_no_change`; in the unit of the mean loss, which for the squared
+            error is half of scikit-learn's: ``tol`` there is twice as large.
         random_state : int, numpy.random.RandomState or None
             Of subsamples, held-out rows and the ties of a tree.
 

@@ -853,7 +853,8 @@ def diagnose_model(
     """Show what the corrections of a trained model do, on a page.
 
     And as JSON: whether they go down the loss, which way a second round reads the first, what heads
-    attend to, and which tokens are helped.
+    attend to, and which tokens are helped. In a layer of one round the second half of
+    the heads stands for a correction.
 
     Parameters
     ----------
@@ -928,6 +929,7 @@ def diagnose_model(
         "report": str(report),
         "json": str(data),
         "tokens": found["tokens"],
+        "halves": found["halves"],
         "loss": found["loss"][0],
         "gain": found["whole"]["stopped"][0],
         "helped": found["whole"]["helped"][0],
@@ -937,12 +939,15 @@ def diagnose_model(
 
 
 def _say_diagnosed(result: dict) -> str:
+    from gbattn.diagnostics import say_halves
+
     table = [["layer", "cosine with −u", "change of the loss"]]
     for i, (cosine, change) in enumerate(zip(result["cosine"], result["change"])):
         table.append([str(i), f"{cosine:+.3f}", f"{change:+.4f}"])
     lines = [
         f"{result['tokens']:,} tokens, {result['loss']:.3f} nats; without corrections "
-        f"{result['gain']:+.3f}; they help {result['helped']:.0%} of the tokens",
+        f"{result['gain']:+.3f}; they help {result['helped']:.0%} of the tokens."
+        + say_halves(result),
         *_aligned(table),
         f"more in {result['report']} and {result['json']}",
     ]

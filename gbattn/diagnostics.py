@@ -6,7 +6,7 @@
 __all__ = ['Edit', 'PATHS', 'SOURCES', 'rounds_of', 'edited', 'stopped', 'without_round', 'with_gates', 'token_losses', 'descent',
            'draw_descent', 'draw_paths', 'draw_where', 'patched', 'spread_windows', 'Means', 'head_scores',
            'divergence', 'induction_scores', 'trace', 'hull_distance', 'effective_rank', 'token_groups', 'diagnose',
-           'report_page']
+           'say_halves', 'report_page']
 
 # %% ../nbs/19_diagnosis.ipynb #11db5540
 import math
@@ -889,8 +889,9 @@ def diagnose(
     Returns
     -------
     dict
-        For JSON. A pair is a mean and half of its 95 % interval (`Means`). Source:
-        chapter 19.
+        For JSON. A pair is a mean and half of its 95 % interval (`Means`); ``halves``
+        are the layers of one round, whose second half of the heads counts as a
+        correction. Source: chapter 19.
     """
     check(model=(model, _MODEL), sample=(sample, _TOKENS), seed=(seed, SEED))
     check(
@@ -923,6 +924,11 @@ def diagnose(
         "tokens": len(starts) * batch_size * T,
         "sampled": sampled * batch_size * T,
         "length": T,
+        "halves": [
+            i
+            for i, block in enumerate(model.blocks)
+            if getattr(block.attention, "rounds", 1) == 1
+        ],
         "loss": of.means.pair("loss"),
         "whole": _nested(of.means, "whole."),
         "layers": [
@@ -1104,6 +1110,13 @@ def _layer_row(i: int, layer: dict) -> list:
     return row + [best(first.get("induction")), best(last.get("induction"))]
 
 
+def say_halves(result: dict) -> str:
+    """Return a sentence on the layers of a diagnosis that have one round."""
+    layers = ", ".join(map(str, result["halves"]))
+    half = "the second half of the heads stands for a correction"
+    return f" Where there is one round (layer {layers}), {half}." * bool(layers)
+
+
 def report_page(result: dict, title: str) -> str:
     """Return a page of HTML, with nothing outside of it, that shows a diagnosis.
 
@@ -1120,7 +1133,8 @@ def report_page(result: dict, title: str) -> str:
         f"<p>{result['parameters']:,} parameters, {result['tokens']:,} tokens in windows "
         f"of {result['length']}; what takes many passes on {result['sampled']:,}. Loss "
         f"{result['loss'][0]:.4f} nats. Without the corrections of all layers it rises by "
-        f"{gain:+.4f} ± {half:.4f}; they help {whole['helped'][0]:.1%} of the tokens.</p>",
+        f"{gain:+.4f} ± {half:.4f}; they help {whole['helped'][0]:.1%} of the tokens."
+        f"{say_halves(result)}</p>",
         "<h2>Does a correction go down the loss?</h2>",
         _figure(draw_descent, 2, [result], colour),
         _table(

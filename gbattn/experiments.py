@@ -446,6 +446,7 @@ class Experiment:
         is the name of an arm, or empty. Unknown keys and wrong values are refused
         with the name of the file and the key.
         """
+        require(Path(path).is_file(), "experiment", str(path), "a TOML file")
         try:
             with _within(path):
                 return _from_toml(Path(path))

@@ -14,6 +14,7 @@ from torch import nn
 
 from gbattn.attention import (
     AttentionInputs,
+    KeyValueCache,
     MultiHeadAttention,
     at_least_float32,
     causal_mask,
@@ -200,7 +201,8 @@ class HierarchicalAttention(MultiHeadAttention):
     that they would keep apart. Blocks are counted from the first column, so a sequence
     padded on the left has other blocks than alone. The weights are formed. A cache
     stores a key of each level for each token, the last rows of each level and, for
-    ``"residuals"``, which also refuse a context, the residuals. Source: chapter 29, in
+    ``"residuals"``, which also refuse a context, the residuals; a context takes none.
+    ``torch.export`` takes one length T at a time. Source: chapter 29, in
     the spirit of Cirrincione (2026).
     """
 
@@ -284,11 +286,26 @@ class HierarchicalAttention(MultiHeadAttention):
             }
         return shapes
 
+    def make_cache(
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype | None = None,
+        static: bool = False,
+    ) -> KeyValueCache:
+        """As `MultiHeadAttention.make_cache`, but not a static one."""
+        want = "False: blocks are counted up to the last token, not to the last place"
+        require(static is False, "static", repr(static), want)
+        return super().make_cache(batch_size, max_length, dtype=dtype)
+
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F, shape (B, T, D)."""
         own = inputs.source is inputs.x
         want = "None: the residual V − F needs a value for each query"
         require(own or self.combine != "residuals", "context", "a context", want)
+        want = "None with a context: it counts blocks of one sequence"
+        require(own or inputs.cache is None, "cache", "a cache", want)
         q, k, v = self.project_inputs(inputs)
         q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
         scores = self._scores(inputs, q, k)

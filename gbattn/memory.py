@@ -13,12 +13,12 @@ from torch import nn
 
 from gbattn.conventions import (
     COUNT,
+    LENGTH,
     NOT_NEGATIVE,
     POSITIVE,
     check,
     check_flag,
     check_tensors,
-    instance,
     number,
     one_of,
     optional,
@@ -136,6 +136,8 @@ class FastWeights:
         device: torch.device | str | None = None,
     ):
         share = number("a number from 1e-6 to 1", lambda x: 1e-6 <= x <= 1)
+        are_sizes = lambda x: isinstance(x, tuple | list) and all(map(LENGTH[0], x))
+        sizes = are_sizes, "a tuple of sizes, 0 or more"
         check(
             key_width=(key_width, COUNT),
             value_width=(value_width, COUNT),
@@ -143,7 +145,7 @@ class FastWeights:
             rate=(rate, POSITIVE),
             ridge=(ridge, NOT_NEGATIVE),
             forgetting=(forgetting, share),
-            batch=(batch, instance(tuple | list, "a tuple of sizes")),
+            batch=(batch, sizes),
         )
         want = "1 for the delta rule, which forgets by overwriting"
         require(rule != "delta" or forgetting == 1, "forgetting", forgetting, want)

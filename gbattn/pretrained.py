@@ -11,8 +11,9 @@ __all__ = ['BOOSTED', 'GbattnConfig', 'update_cache', 'LayerCache', 'InTransform
            'boost', 'unboost']
 
 # %% ../nbs/30_pretrained.ipynb #8e53fdab
+from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
+from functools import cache
 
 import torch
 from torch import nn
@@ -165,6 +166,8 @@ def _append_layer(cache: Cache, model: int) -> int:
     if getattr(layer, "is_sliding", False):  # a static one has only its length
         sizes.setdefault("sliding_window", sizes.get("max_cache_len"))
     cache.layers.append(type(layer)(**sizes))
+    if getattr(layer, "record_past", False):  # a draft may be taken back
+        cache.layers[-1].activate_past_recording()
     return len(cache.layers) - 1
 
 
@@ -291,10 +294,22 @@ class InTransformers:
         super().record_round(inputs._replace(cache=None), gate, **entries)
 
 
-def _adopt(module: nn.Module, mixin: type) -> None:
-    """Put a class in front of that of a module, as torch's parametrisations do."""
-    kind = type(module)
-    module.__class__ = type(f"{mixin.__name__}_{kind.__name__}", (mixin, kind), {})
+@cache
+def _adopted(kind: type) -> type:
+    """The class of `InTransformers` in front of another one, made on the fly as torch's
+    parametrisations are; pickle makes it anew."""
+    reduce = lambda self: (_revived, (kind,), self.__dict__)
+    name, bases = f"InTransformers_{kind.__name__}", (InTransformers, kind)
+    return type(name, bases, {"__reduce__": reduce})
+
+
+def _revived(kind: type) -> nn.Module:
+    return nn.Module.__new__(_adopted(kind))
+
+
+def _adopt(layer: nn.Module) -> None:
+    """Let a layer of the book attend in a model of transformers."""
+    layer.__class__ = _adopted(type(layer))
 
 # %% ../nbs/30_pretrained.ipynb #504eb38f
 #| code-fold: true
@@ -307,7 +322,7 @@ class GbattnBlock(GradientCheckpointingLayer):
         layer = block.attention
         got, want = type(layer).__name__, "a layer derived from MultiHeadAttention"
         require(isinstance(layer, MultiHeadAttention), "attention", got, want)
-        _adopt(layer, InTransformers)
+        _adopt(layer)
         for name in ("attention_norm", "attention", "ffn_norm", "ffn"):
             setattr(self, name, getattr(block, name))
         self.place, self.drop = block.place, nn.Dropout(block.dropout)
@@ -720,9 +735,7 @@ def _insert_corrections(model: PreTrainedModel) -> None:
 
 
 class BoostedModel:
-    """What the boosted classes of all families share; in the saved folder, the
-    weights are a variant, ``model.boosted.safetensors``, which a plain class does not
-    find."""
+    """What the boosted classes of all families share."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -746,22 +759,6 @@ class BoostedModel:
         if isinstance(module, HeadCorrection):
             for weight in module.value.parameters():
                 nn.init.zeros_(weight)
-
-    def save_pretrained(self, save_directory, **options):
-        """As transformers' own, under the variant ``boosted``, and not beside the
-        weights of a plain model, which a plain class would load in their place."""
-        names = sorted(path.name for path in Path(save_directory).glob("*model*"))
-        plain = [n for n in names if n.split(".")[1:2] in (["safetensors"], ["bin"])]
-        want = "a folder without the weights of a plain model"
-        require(not plain, "save_directory", f"one with {', '.join(plain)}", want)
-        options["variant"] = options.get("variant") or "boosted"
-        return super().save_pretrained(save_directory, **options)
-
-    @classmethod
-    def from_pretrained(cls, folder, *arguments, **options):
-        """As transformers' own, from the variant ``boosted``."""
-        options["variant"] = options.get("variant") or "boosted"
-        return super().from_pretrained(folder, *arguments, **options)
 
 
 class BoostedGPT2Config(GPT2Config):
@@ -846,10 +843,12 @@ def _check_boost(model, rounds, kv_from, layers, gate, freeze) -> list[int]:
         on = getattr(model.config, option, False)
         require(not on, "model", f"{option}=True", "a model without it")
     n = model.config.num_hidden_layers
+    want = f"different numbers from 0 to {n - 1}"
+    require(isinstance(layers, Iterable | None), "layers", layers, want)
     layers = [*range(n)] if layers is None else [*layers]
     fits = layers and len({*layers}) == len(layers)
     fits = fits and all(is_integer(i) and 0 <= i < n for i in layers)
-    require(fits, "layers", layers, f"different numbers from 0 to {n - 1}")
+    require(fits, "layers", layers, want)
     if isinstance(model, GbattnForCausalLM):
         for number in layers:
             got, want = (
@@ -929,7 +928,7 @@ def _boost_block(model: GbattnForCausalLM, number: int, options: dict) -> None:
     layer.__class__ = MultiHeadAttention
     block.attention = GradientBoostedAttention.from_attention(layer, **options)
     block.attention._forward_hooks.update(layer._forward_hooks)
-    _adopt(block.attention, InTransformers)
+    _adopt(block.attention)
     own = dict(config.overrides.get(number, {}))
     inner = own.get("attention_options", config.attention_options)
     own |= dict(attention="boosted", attention_options=inner | options)
@@ -941,7 +940,7 @@ def _unboost_block(model: GbattnForCausalLM, number: int) -> None:
     layer = block.attention
     layer.__class__ = MultiHeadAttention
     del layer.corrections, layer.rounds, layer.gate, layer.kv_from, layer.query_from
-    _adopt(layer, InTransformers)
+    _adopt(layer)
     own = dict(config.overrides[number], attention="multi_head")
     inner = own.get("attention_options", config.attention_options)
     extra = {"rounds", "gate", "kv_from", "query_from"}

@@ -232,11 +232,20 @@ class SinkhornAttention(MultiHeadAttention):
         """Nothing: a cache is for causal decoding."""
         return {}
 
+    def prepare_inputs(
+        self, x, context, causal, mask, positions, cache, **options
+    ) -> AttentionInputs:
+        """As `MultiHeadAttention.prepare_inputs`, neither causal nor with a cache."""
+        self.check_not_causal(bool(causal))
+        want = "None: each token to come changes the weights of those before it"
+        require(cache is None, "cache", "a cache", want)
+        arguments = context, causal, mask, positions, cache
+        return super().prepare_inputs(x, *arguments, **options)
+
     def attend_heads(
         self, inputs: AttentionInputs, q, k, v
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `MultiHeadAttention.attend_heads`, with doubly stochastic weights."""
-        self.check_not_causal(inputs.causal)
         mask, wide = inputs.mask, at_least_float32(q.dtype)
         if mask is not None:
             want = "torch.bool: an offset to add would be divided out again"

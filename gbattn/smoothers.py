@@ -216,7 +216,7 @@ def check_rows(smoother: torch.Tensor, **columns: torch.Tensor) -> None:
     """Check a smoother against the columns it acts on; it may have leading
     dimensions of its own."""
     check_tensors(smoother=smoother)
-    extra = smoother.ndim - max(getattr(c, "ndim", 0) for c in columns.values())
+    extra = smoother.ndim - max(2, *(getattr(c, "ndim", 0) for c in columns.values()))
     check_tensors(smoother=smoother[(0,) * max(extra, 0)], **columns)
 
 

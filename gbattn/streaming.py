@@ -8,7 +8,7 @@ __all__ = ['gains_from_scores', 'scores_from_gains', 'noise_left', 'urn']
 # %% ../nbs/25_streaming.ipynb #e0197f50
 import torch
 
-from .conventions import COUNT, FLOATING, check, check_tensor, require
+from .conventions import COUNT, FLOATING, check, check_tensor, number, require
 
 # %% ../nbs/25_streaming.ipynb #c6d955e9
 #| code-fold: true
@@ -31,6 +31,8 @@ def gains_from_scores(scores: torch.Tensor) -> torch.Tensor:
     Source: chapter 25.
     """
     check_tensor("scores", scores, "… S", dtype=FLOATING, positive="S")
+    finite = bool(scores.isfinite().all())
+    require(finite, "scores", _range(scores), "finite numbers")
     return (scores - scores.logcumsumexp(-1)).exp()
 
 
@@ -121,7 +123,8 @@ def urn(
     """
     check_tensor("gains", gains, "S", dtype=FLOATING, positive="S")
     check(runs=(runs, COUNT))
-    require(0 <= start <= 1, "start", start, "a probability")
+    share = number("a probability", lambda x: 0 <= x <= 1)
+    check(start=(start, share))
     fits = bool(((gains >= 0) & (gains <= 1)).all())
     require(fits, "gains", _range(gains), "numbers from 0 to 1")
     o, path = gains.new_full((runs,), start), []

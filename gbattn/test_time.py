@@ -6,7 +6,7 @@
 __all__ = ['shift_in_chunks', 'read_chunks', 'chunk_writes', 'FastWeightFeedForward', 'with_fast_weights']
 
 # %% ../nbs/22_test_time.ipynb #a91a4fe8
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -324,6 +324,7 @@ class FastWeightFeedForward(FeedForward):
         padding: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: KeyValueCache | None = None,
+        score_mod: Callable | None = None,
     ) -> torch.Tensor:
         """Return the output of the layer, shape (B, T, D).
 
@@ -340,8 +341,11 @@ class FastWeightFeedForward(FeedForward):
             Not used.
         cache : gbattn.attention.KeyValueCache, optional
             From `make_cache`, for decoding: fast weights and the open chunk.
+        score_mod
+            None: there are no scores.
         """
         self._check_call(x, causal, mask, padding)
+        require(score_mod is None, "score_mod", "a function", "None: no scores")
         if cache is not None:
             return self._decode(x, cache)
         slow, read, _, _ = self._parts(x, self.hidden(x))
@@ -413,9 +417,15 @@ class FastWeightFeedForward(FeedForward):
         return {"fast": (1, f, D)} | chunk
 
     def make_cache(
-        self, batch_size: int, max_length: int, *, dtype: torch.dtype | None = None
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype | None = None,
+        static: bool = False,
     ) -> KeyValueCache:
         """Return an empty cache for decoding, in float32 at least: it is a sum."""
+        require(static is False, "static", repr(static), "False: a chunk may close")
         weight = self.down.weight
         where = dict(dtype=at_least_float32(dtype or weight.dtype))
         where |= dict(device=weight.device)

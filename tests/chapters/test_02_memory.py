@@ -297,6 +297,7 @@ def test_few_tokens_give_the_shortest_memory_and_say_so():
         ({"dtype": torch.float16}, "dtype: got torch.float16; want torch.float32 or torch.float64"),
         ({"dtype": torch.bfloat16}, "dtype: got torch.bfloat16"),
         ({"batch": 2}, "batch: got 2; want a tuple of sizes"),
+        ({"batch": (-1,)}, r"batch: got \(-1,\); want a tuple of sizes"),
     ],
 )
 def test_bad_options_are_named(options, sentence):

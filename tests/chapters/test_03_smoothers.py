@@ -507,6 +507,7 @@ X, Y, S = torch.ones(5, 2, dtype=F64), torch.ones(5, 1, dtype=F64), torch.full((
         (lambda: softmax_weights(X, X[:, :1]), "k: got K = 1 width of a query or key; want K = 2, as in q"),
         (lambda: softmax_weights(X, X, mask=torch.ones(5)), "mask: got dtype torch.float32; want torch.bool"),
         (lambda: softmax_weights(X, X, mask=torch.ones(4, dtype=torch.bool)), r"mask: got shape \(4,\)"),
+        (lambda: leave_one_out(kernel_smoother(X, 0.5), X[:, 0]), r"Y: got shape \(5,\); want \(n, c\)"),
         (lambda: kernel_smoother(X, -1.0), "bandwidth: got -1.0; want a positive"),
         (lambda: kernel_smoother(X, 1.0, degree=2), r"degree: got 2; want 0 \(averages\) or 1 \(lines\)"),
         (lambda: kernel_smoother(X, 1.0, degree=True), "degree: got True"),

@@ -505,6 +505,8 @@ def test_a_boosted_layer_from_torchs_gives_what_that_gives(rounds):
     grown = GradientBoostedAttention.from_torch(theirs, rounds=rounds)
     assert type(grown) is GradientBoostedAttention and grown.rounds == rounds
     torch.testing.assert_close(grown(x), theirs(x, x, x)[0])
+    causal = GradientBoostedAttention.from_torch(theirs, rounds=rounds, causal=True)
+    torch.testing.assert_close(causal(x)[:, :3], grown(x[:, :3], causal=True))
 
 
 def test_a_gate_keeps_its_start_where_modules_reset_themselves_and_can_be_given_it_back():

@@ -189,7 +189,7 @@ def test_a_file_is_refused_by_its_name_and_the_key(tmp_path, old, new, message):
 
 
 def test_a_file_that_is_not_there_or_has_a_name_of_the_book(tmp_path):
-    with pytest.raises(ValueError, match="own.toml: experiment: got .*own.toml; want a TOML file"):
+    with pytest.raises(ValueError, match="^experiment: got .*own.toml; want a TOML file"):
         find_experiment(tmp_path / "own.toml")
     (tmp_path / "mini.toml").write_text(OWN)
     with pytest.raises(ValueError, match="experiment: got .*mini.toml; want a file name that is not that of"):

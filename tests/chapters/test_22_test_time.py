@@ -407,6 +407,8 @@ z, v = torch.ones(4, 3), torch.ones(4, 2)
         (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 5)), "x: got shape"),
         (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), causal=False), "causal: got False; want True"),
         (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), mask=torch.ones(3, 3)), "mask: got a tensor; want None"),
+        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), score_mod=abs), "score_mod: got a function; want None"),
+        (lambda: FastWeightFeedForward(4).make_cache(1, 8, static=True), "static: got True; want False"),
         (lambda: make_attention("fast_feed_forward", 4, 2, chunks=3), "options: got 'chunks'"),
         (lambda: with_fast_weights(3), "model: got 3; want a LanguageModel"),
         (lambda: with_fast_weights(models()[0], [3]), "layers: got 3; want blocks from 0 to 2"),

@@ -335,6 +335,11 @@ def test_it_is_registered():
 X = torch.ones(1, 4, 8)
 
 
+def decoding(**options):
+    layer = SinkhornAttention(8, 2)
+    return layer(X, cache=layer.make_cache(1, 8), **options)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -349,6 +354,8 @@ X = torch.ones(1, 4, 8)
         (lambda: SinkhornAttention(8, 2, dropout=0.1), "dropout: got 0.1; want 0: the columns"),
         (lambda: SinkhornAttention(8, 2, causal=True), "causal: got True; want False: a causal doubly stochastic"),
         (lambda: SinkhornAttention(8, 2)(X, causal=True), "causal: got True; want False: a causal doubly stochastic"),
+        (lambda: decoding(causal=True), "causal: got True; want False: a causal doubly stochastic"),
+        (lambda: decoding(), "cache: got a cache; want None: each token to come"),
         (lambda: attention_cost(SinkhornAttention(8, 2), 4, causal=True), "causal: got True; want False: a causal"),
         (lambda: SinkhornAttention(8, 2)(X, mask=torch.randn(4, 4)), "mask: got dtype torch.float32; want torch.bool"),
     ],

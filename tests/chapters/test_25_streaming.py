@@ -180,6 +180,8 @@ def test_the_delta_rule_follows_its_mean_equation_the_closer_the_smaller_its_ste
         (lambda: urn(torch.ones(2, 2), 3), "gains: got shape"),
         (lambda: urn(torch.ones(2), 0), "runs: got 0; want a positive integer"),
         (lambda: urn(torch.ones(2), 3, 1.5), "start: got 1.5; want a probability"),
+        (lambda: urn(torch.ones(2), 3, "a"), "start: got 'a'; want a probability"),
+        (lambda: gains_from_scores(torch.tensor([-torch.inf, 0])), "scores: got -inf to 0; want finite numbers"),
         (lambda: urn(2 * torch.ones(2), 3), "gains: got 2 to 2; want numbers from 0 to 1"),
     ],
 )

@@ -517,6 +517,8 @@ X, L = torch.ones(1, 4, 8), HierarchicalAttention(8, 2)
             lambda: HierarchicalAttention(8, 2, combine="residuals")(X, context=X + 1),
             "context: got a context; want None",
         ),
+        (lambda: L(X, context=X + 1, cache=L.make_cache(1, 4)), "cache: got a cache; want None with a context"),
+        (lambda: L.make_cache(1, 4, static=True), "static: got True; want False: blocks are counted"),
     ],
 )
 def test_errors_name_what_is_wrong(call, sentence):

@@ -4,6 +4,7 @@ import copy
 import importlib
 import importlib.util
 import json
+import pickle
 
 import pytest
 import torch
@@ -279,12 +280,10 @@ def test_a_boosted_model_writes_the_same_text_and_then_decodes_what_it_computes(
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is type(model) and torch.equal(loaded(IDS, attention_mask=REAL).logits, logits)
-    with pytest.raises(OSError, match="no file named model.safetensors"):
-        type(plain).from_pretrained(tmp_path)
+    first_round, info = type(plain).from_pretrained(tmp_path, output_loading_info=True)  # which warns
+    assert torch.equal(first_round(IDS).logits, plain(IDS).logits)
+    assert {*info["unexpected_keys"]} == {*model.state_dict()} - {*plain.state_dict()}
     restored = gp.unboost(model)
-    restored.save_pretrained(tmp_path / "plain")
-    with pytest.raises(ValueError, match="save_directory: got one with model.safetensors; want a folder without"):
-        loaded.save_pretrained(tmp_path / "plain")
     assert type(restored) is type(plain) and type(restored.config) is type(plain.config)
     assert torch.equal(restored(IDS).logits, plain(IDS).logits)
     assert {*restored.state_dict()} == {*plain.state_dict()}
@@ -380,6 +379,7 @@ def test_a_layer_with_options_of_its_own_gets_them_back(gp):
         (dict(kv_from="shared"), "kv_from: got 'shared'"),
         (dict(gate="row"), "gate: got 'row'"),
         (dict(layers=[]), "layers: got"),
+        (dict(layers=1), "layers: got 1; want different numbers"),
         (dict(layers=[2]), "layers: got"),
         (dict(layers=[0, 0]), "layers: got"),
         (dict(freeze=1), "freeze: got 1"),
@@ -414,6 +414,48 @@ def test_a_boosted_model_shows_the_weights_of_its_own_round(gp):
     shown = [m(IDS, output_attentions=True).attentions for m in (plain, model)]
     with eval_mode(model):
         assert len(shown[1]) == 2 and all(torch.equal(a, b) for a, b in zip(*shown))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_boosted_model_takes_a_draft_back_as_the_plain_one_does(gp, name):
+    plain = family(name)
+    model = gp.boost(copy.deepcopy(plain), 3)
+    options = dict(prompt_lookup_num_tokens=3, **GREEDY)
+    prompt = IDS[:1, :3].repeat(1, 3)  # which repeats, and is longer than a window
+    texts = [m.generate(prompt, **o) for m in (plain, model) for o in (GREEDY, options)]
+    assert all(torch.equal(texts[0], text) for text in texts)
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_a_model_of_transformers_can_be_pickled(gp, kind):
+    model = gp.GbattnForCausalLM.from_language_model(book_model(kind))
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
+
+
+def test_trainer_resumes_a_boosted_model_and_keeps_its_best(gp, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    rows = [dict(input_ids=row, labels=row) for row in IDS.repeat(8, 1)]
+    settings = dict(max_steps=4, per_device_train_batch_size=4, learning_rate=0.01, report_to=[], use_cpu=True)
+    settings |= dict(eval_strategy="steps", eval_steps=1, save_steps=1, load_best_model_at_end=True)
+    settings |= dict(disable_tqdm=True, dataloader_pin_memory=False)
+    settings |= dict(metric_for_best_model="loss", greater_is_better=True)  # so the first one is the best
+    arguments = TrainingArguments(str(tmp_path), **settings)
+
+    def trained(**options):
+        trainer = Trainer(gp.boost(family("gpt2")), arguments, train_dataset=rows, eval_dataset=rows[:4])
+        trainer.train(**options)
+        return trainer
+
+    first = trained()
+    losses = [entry["eval_loss"] for entry in first.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 4 and losses[-1] < losses[0] - 0.01
+    assert first.evaluate()["eval_loss"] == pytest.approx(losses[0], abs=1e-4)
+    again = trained(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert again.evaluate()["eval_loss"] == pytest.approx(losses[0], abs=1e-4)
 
 
 def test_trainer_trains_the_corrections_alone(gp, tmp_path):

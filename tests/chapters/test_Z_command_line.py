@@ -1205,7 +1205,7 @@ def test_an_experiment_of_ones_own(text, tmp_path, call, result, monkeypatch):
     assert sorted((row["arm"], row["n"]) for row in rows) == [("standard", 2), ("twicing", 2)]
     path.write_text(OWN.replace("question", "qestion"))
     refused(call("run", path, *place), 1, str(path), "qestion")
-    refused(call("compare", tmp_path / "none.toml", *place), 1, "none.toml", "want a TOML file")
+    refused(call("compare", tmp_path / "none.toml", *place), 2, "none.toml; want a TOML file")
 
 
 def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
@@ -1246,6 +1246,7 @@ def test_diagnose_a_folder(trained, tmp_path, call, result):
     assert found["cosine"] == [layer["descent1"]["cosine"][0] for layer in record["measured"]["layers"]]
     text = page.read_text()
     assert text.count("<svg") == 3 and str(trained) in text
+    assert ("stands for a correction" in text) == bool(found["halves"])
     assert not re.search(r"""(?:src|href)=["']?http""", text)  # nothing outside of it
     code, out, err = call(*words, "--untrained", "--split", "valid", "--tokens", 400)
     assert code == 0 and re.search(r"^0 +[+-]0\.\d{3} +[+-]\d\.\d{4}$", out, re.M) and "as it is" in err

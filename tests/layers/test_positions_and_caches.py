@@ -14,6 +14,7 @@ from gbattn.attention import (
     MultiHeadAttention,
     Rotary,
     StaticCache,
+    alibi,
     make_attention,
     rotary_angles,
     rotate,
@@ -360,6 +361,21 @@ def test_places_of_a_cached_context_count_from_its_start():
     for part in context.split([2, 3], 1):
         output = layer(x, context=part, positions=places, cache=cache)
     assert (output - wanted).abs().max() < EXACT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "call", "sentence"),
+    [
+        (dict(rotary=100.0), {}, "positions: got None; want those of x"),
+        ({}, dict(mask=sliding_window(3)), "mask: got a function; want a tensor"),
+        ({}, dict(score_mod=alibi(4)), "score_mod: got a function; want None"),
+    ],
+)
+def test_what_counts_queries_is_refused_with_a_cache_that_counts_a_context(options, call, sentence):
+    layer, x, context = layer_of("multi_head", **options), tokens(), tokens(2, 5, seed=3)
+    with pytest.raises(ValueError, match=f"{sentence}.*: the cache counts tokens of the context, not queries"):
+        layer(x, context=context, cache=layer.make_cache(2, 5), **call)
 
 
 # ---- on a GPU ----
