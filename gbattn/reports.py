@@ -447,7 +447,7 @@ class Report:
         rows += [[arm.label, 0, *[""] * 6] for arm in missing]
         header = ["", "n", "perplexity", "sd, %"]
         header += [f"against {against.replace('_', ' ')}, %"]
-        return markdown_table([*header, "thousand param.", "TFLOPs", "min"], rows)
+        return markdown_table([*header, "thousand param.", "TFLOPs", "minutes"], rows)
 
     def sweep_table(self, name: str) -> object:
         """Return the validation losses of a sweep, means over its seeds, as a table of
@@ -981,10 +981,10 @@ def settings_table(report: Report) -> object:
             of = first, second, *dict.fromkeys(names)
             row = report.draw(*of)
             star = " *" * bool(row and report.doubt(row, *of))
-            cells.append(in_percent(row) + star if row else report.state_of(*of))
+            cells.append(in_short(row) + star if row else report.state_of(*of))
         rows.append([label, *cells])
-    head = "shift in standard", "second round", "second round, both shifted"
-    return markdown_table(["", *head, "against wider, FLOPs, both shifted"], rows)
+    head = "standard: shifted − not", "boosted − standard", "the same, both shifted"
+    return markdown_table(["", *head, "boosted − wider, FLOPs, both shifted"], rows)
 
 
 def shift_table(report: Report) -> object:

@@ -630,10 +630,10 @@ def test_what_the_shift_is_worth_in_each_setting():
     *_, wikipedia, gutenberg, one_pass, rotary, _ = settings_table(report).data.splitlines()
     cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")][1:]
     both = report.difference("boosted_shift", "standard_shift", "shift+shift-again")
-    assert cells(wikipedia)[2] == in_percent(both)
+    assert cells(wikipedia)[2] == in_short(both)
     plain = report.difference("standard_shift", "standard", "shift-gutenberg-plain", "shift-gutenberg")
     second = report.difference(BOOSTED, "standard", "shift-gutenberg-plain")
-    assert cells(gutenberg)[:2] == [in_percent(plain), in_percent(second)]
+    assert cells(gutenberg)[:2] == [in_short(plain), in_short(second)]
     for line, name in ((one_pass, "shift-one-pass"), (rotary, "shift-rotary")):
         edge = report.untuned(name) >= {"standard", "standard_shift", BOOSTED, "boosted_shift", "wider_flops_shift"}
         assert [cell.endswith(" *") for cell in cells(line)] == [edge] * 4

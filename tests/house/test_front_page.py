@@ -124,7 +124,7 @@ def percent(boosted, baseline):
     ("experiment", "baseline", "arm", "fields", "sign"),
     [
         ("ladder-96-again", "ladder-96-again", "wider", "parameters parameters_low parameters_high", 1),
-        ("ladder-48-dropout", "ladder-48-dropout", "wider", "narrow", 1),
+        ("ladder-48", "ladder-48", "wider", "narrow", 1),
         ("one-pass", "one-pass", "wider", "once", 1),
         ("shift-one-pass", "shift-one-pass", "wider", "once_fast", 1),
         ("form", "form", "stack", "form form_most form_least", -1),
