@@ -463,7 +463,7 @@ class Report:
             for arm, of_arm in losses.items()
         }
         rows, rates = [], sorted(set().union(*found.values()))
-        for arm in self.experiments[name].arms:
+        for arm in self.arms(name).values():
             selected = found.get(arm.name, {})
             cells = [
                 f"{selected[rate]:.3f}" if rate in selected else ""
@@ -473,7 +473,8 @@ class Report:
                 least = rates.index(min(selected, key=selected.get))
                 cells[least] = f"**{cells[least]}**"
             rows.append([arm.label, *cells])
-        return markdown_table([f"`{name}`", *(f"{rate:g}" for rate in rates)], rows)
+        title = f"`{name.split('+')[0]}`"
+        return markdown_table([title, *(f"{rate:g}" for rate in rates)], rows)
 
 # %% ../nbs/18_perplexity.ipynb #d71f4639
 # The experiments whose models were stored, as far as they were.
