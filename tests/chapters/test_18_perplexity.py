@@ -158,7 +158,7 @@ def test_a_rate_at_the_edge_leaves_an_ordering_undecided(tmp_path):
 
 def test_a_comparison_as_a_table(report):
     lines = report.table("toy").data.splitlines()
-    assert lines[0] == "|  | n | perplexity | sd, % | against standard, % | thousand param. | TFLOPs | min |"
+    assert lines[0] == "|  | n | perplexity | sd, % | against standard, % | thousand param. | TFLOPs | minutes |"
     boosted, _, standard = lines[2:]
     assert boosted == f"| boosted | 3 | {math.exp(4.9):.2f} | 10.0 | -18.1 (-18.1 to\xa0-18.1) | 2 | 2.0 | 1.0 |"
     assert standard == f"| standard | 3 | {math.exp(5.1):.2f} | 10.0 |  | 2 | 2.0 | 1.0 |"
