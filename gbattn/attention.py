@@ -1711,8 +1711,7 @@ class MultiHeadAttention(nn.Module):
             fits = self.rotary is None or positions is not None
             require(fits, "positions", "None", f"those of x: {why}")
             require(not callable(mask), "mask", "a function", f"a tensor: {why}")
-            want, fits = f"None: {why}", score_mod is None
-            require(fits, "score_mod", "a function", want)
+            require(score_mod is None, "score_mod", "a function", f"None: {why}")
         # Where the weights are formed or a mask is read, it must be a tensor.
         blocks = _flex_kernel_for(x) and self.additive_masks and cache is None
         blocks = blocks and rounds is None and self.key_shift is None

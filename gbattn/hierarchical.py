@@ -286,18 +286,11 @@ class HierarchicalAttention(MultiHeadAttention):
             }
         return shapes
 
-    def make_cache(
-        self,
-        batch_size: int,
-        max_length: int,
-        *,
-        dtype: torch.dtype | None = None,
-        static: bool = False,
-    ) -> KeyValueCache:
+    def make_cache(self, *sizes, static: bool = False, **options) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`, but not a static one."""
         want = "False: blocks are counted up to the last token, not to the last place"
         require(static is False, "static", repr(static), want)
-        return super().make_cache(batch_size, max_length, dtype=dtype)
+        return super().make_cache(*sizes, **options)
 
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F, shape (B, T, D)."""
