@@ -68,7 +68,7 @@ def energy(
     Returns
     -------
     torch.Tensor
-        Shape (…, m). Only log-sum-exp is bounded below (by zero).
+        Shape (…, m). Only log-sum-exp is bounded below for every β (by zero).
 
     Notes
     -----
