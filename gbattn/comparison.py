@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CONFIDENCE', 'MEASURES', 'CHANGES', 'paired_interval', 'Welch', 'welch', 'markdown_table', 'matched',
-           'damaged_entries', 'step_seconds', 'equal_time', 'best_rates', 'rates_at_edge', 'Row', 'compare', 'holm',
-           'equivalent']
+           'damaged_entries', 'step_seconds', 'equal_time', 'losses_by_rate', 'best_rates', 'rates_at_edge', 'Row',
+           'compare', 'holm', 'equivalent']
 
 # %% ../nbs/16_comparison.ipynb #fd1b97ac
 import bisect
@@ -353,14 +353,9 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
 
 # %% ../nbs/16_comparison.ipynb #ac82d3a1
 #| code-fold: true
-def _by_rate(
-    records: Iterable[Record], metric: str
-) -> dict[str, dict[float, float]]:
-    """The mean of a number of validation over the seeds, of each arm at each
-    learning rate, from the lowest rate on."""
-    good = isinstance(metric, str) and not metric.startswith("test")
-    want = "one of valid: test is not to choose by"
-    require(good, "metric", repr(metric), want)
+def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
+    """Return the mean validation loss over the seeds, of each arm of a sweep at each
+    learning rate, from the lowest rate on; infinite where a run diverged."""
     found: dict[str, dict[float, dict[int, float]]] = {}
     for record in _of_one_text(records):
         arm, rate, seed = (
@@ -370,22 +365,19 @@ def _by_rate(
         got = f"two of arm {arm}, learning rate {rate} and seed {seed}"
         want = "runs that differ in arm, learning rate and seed"
         require(seed not in losses, "records", got, want)
-        losses[seed] = _loss(record, metric)
+        losses[seed] = _loss(record, "valid_loss")
     return {
         arm: {rate: fmean(rates[rate].values()) for rate in sorted(rates)}
         for arm, rates in found.items()
     }
 
 
-def best_rates(
-    records: Iterable[Record], metric: str = "valid_loss"
-) -> dict[str, float]:
-    """Return, for each arm of a sweep, the learning rate of the lowest mean over its
-    seeds of a metric, which may not be one of test. The records differ in arm, seed
-    and learning rate.
+def best_rates(records: Iterable[Record]) -> dict[str, float]:
+    """Return, for each arm of a sweep, the learning rate of the lowest mean validation
+    loss over its seeds. The records differ in arm, seed and learning rate.
     """
     best = {}
-    for arm, rates in _by_rate(records, metric).items():
+    for arm, rates in losses_by_rate(records).items():
         best[arm] = min(rates, key=rates.get)
         good = math.isfinite(rates[best[arm]])
         got = f"only runs of {arm} that diverged"
@@ -393,18 +385,15 @@ def best_rates(
     return best
 
 
-def rates_at_edge(
-    records: Iterable[Record], metric: str = "valid_loss"
-) -> dict[str, float]:
+def rates_at_edge(records: Iterable[Record]) -> dict[str, float]:
     """Return those of the `best_rates` that are the lowest or the highest rate at
     which their arm was run, so that the best may lie beyond. Arguments as there.
     """
     records = list(records)
-    rates = _by_rate(records, metric)
-    best = best_rates(records, metric)
+    rates = losses_by_rate(records)
     return {
         arm: rate
-        for arm, rate in best.items()
+        for arm, rate in best_rates(records).items()
         if rate in (min(rates[arm]), max(rates[arm]))
     }
 

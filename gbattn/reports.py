@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NOT_YET', 'WITH_MODELS', 'BACK', 'SIDES', 'ORDERINGS', 'BOOSTED', 'BASELINES', 'SETTINGS', 'MARGIN', 'CLAIMS',
-           'STATES', 'quote_all', 'published', 'diverged', 'has_interval', 'percent', 'in_percent', 'in_short',
-           'ordering', 'minutes', 'line_style', 'Report', 'increase_by_token', 'first_block', 'effects_of',
+           'STATES', 'quote_all', 'published', 'diverged', 'has_interval', 'percent', 'in_percent', 'signed',
+           'in_short', 'ordering', 'minutes', 'line_style', 'Report', 'increase_by_token', 'first_block', 'effects_of',
            'measure_effects', 'Setting', 'setting', 'planned_p', 'verdict', 'answer_table', 'answers', 'Shifted',
            'shifted', 'previous_token', 'judge_previous_token', 'Cure', 'fails', 'cure', 'judge_cure', 'settings_table',
            'shift_table', 'stored', 'apart_in_arm', 'why_runs_differ', 'gap_curve']
@@ -26,6 +26,7 @@ from gbattn.comparison import (
     Row,
     compare,
     holm,
+    losses_by_rate,
     markdown_table,
     paired_interval,
     rates_at_edge,
@@ -86,14 +87,17 @@ def in_percent(row: Row) -> str:
     return text
 
 
+def signed(nats: float) -> str:
+    """Return a difference of losses in percent of perplexity, such as −4.1."""
+    return f"{percent(nats):+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
 def in_short(row: Row) -> str:
     """Return a difference for a sentence, such as −4.1 % (−9.2 to +1.2, n = 5)."""
-    text = f"{percent(row.difference):+.1f} %"
+    text = f"{signed(row.difference)}~%"
     if has_interval(row):
-        low, high = f"{percent(row.low):+.1f}", f"{percent(row.high):+.1f}"
-        text += f" ({low} to\N{NO-BREAK SPACE}{high}, n = {row.pairs})"
-    for plain, typeset in (("-", "\N{MINUS SIGN}"), (" %", "~%"), (" = ", "~=~")):
-        text = text.replace(plain, typeset)
+        low, high = signed(row.low), signed(row.high)
+        text += f" ({low} to~{high}, n~=~{row.pairs})"
     return text.replace("~", "\N{NO-BREAK SPACE}")
 
 
@@ -358,10 +362,11 @@ class Report:
 
     # ---- One arm ----
 
-    def of_arm(self, arm: str, name: str, metric: str = "test_loss") -> list[float]:
-        """Return a number of all runs of an arm that are in, and did not diverge."""
+    def of_arm(self, arm: str, name: str) -> list[float]:
+        """Return the test losses of all runs of an arm that are in, and did not
+        diverge."""
         records = [r for r in self.records(name) if r.settings["arm"] == arm]
-        return [r.measured[metric] for r in records if not r.measured["diverged"]]
+        return [r.measured["test_loss"] for r in records if not r.measured["diverged"]]
 
     def spread(self, arm: str, name: str) -> float:
         """Return the standard deviation of the test losses of an arm, in percent."""
@@ -414,11 +419,6 @@ class Report:
         ]
         rows, ran = [], {record.settings["arm"] for record in records}
         for row in compare(records, reference=against) if against in ran else ():
-            losses = [
-                r.measured["test_loss"]
-                for r in records
-                if r.settings["arm"] == row.arm and not r.measured["diverged"]
-            ]
             home = [n for n in names if row.arm in self.arms(n)]
             pair = self.difference(
                 row.arm, against, *dict.fromkeys([names[0], *home])
@@ -428,14 +428,14 @@ class Report:
                 [
                     row.label + " *" * edge,
                     f"{row.n} of {row.n + row.diverged}" if row.diverged else row.n,
-                    f"{math.exp(fmean(losses)):.2f}" if losses else "diverged",
-                    f"{100 * stdev(losses):.1f}" if row.n > 1 else "",
+                    f"{math.exp(row.mean):.2f}" if row.n else "diverged",
+                    f"{100 * row.sd:.1f}" if row.n > 1 else "",
                     in_percent(row) if has_interval(pair) else "",
                     f"{row.parameters / 1e3:,.0f}",
                     f"{row.training_flops / 1e12:.1f}"
                     if row.training_flops
                     else "",
-                    f"{minutes(records, row.arm):.1f}" if losses else "",
+                    f"{minutes(records, row.arm):.1f}" if row.n else "",
                 ]
             )
         missing = [
@@ -452,16 +452,7 @@ class Report:
     def sweep_table(self, name: str) -> object:
         """Return the validation losses of a sweep, means over its seeds, as a table of
         Markdown, a row for each arm, the lowest in bold."""
-        losses: dict[str, dict[float, list]] = {}
-        for r in self.records(name):
-            of_arm = losses.setdefault(r.settings["arm"], {})
-            loss = r.measured["valid_loss"]
-            of_rate = of_arm.setdefault(r.settings["learning_rate"], [])
-            of_rate.append(math.inf if loss is None else loss)
-        found = {
-            arm: {rate: fmean(of) for rate, of in of_arm.items()}
-            for arm, of_arm in losses.items()
-        }
+        found = losses_by_rate(self.records(name))
         rows, rates = [], sorted(set().union(*found.values()))
         for arm in self.arms(name).values():
             selected = found.get(arm.name, {})
@@ -528,15 +519,15 @@ def first_block(model: LanguageModel, windows: torch.Tensor) -> dict:
     the loss of all tokens rises without the attention, and without the feed-forward
     part."""
     x, y = windows[:, :-1], windows[:, 1:].flatten()
-    block, effects_of = model.blocks[0], []
+    block, inputs_of = model.blocks[0], []
     loss = lambda: torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y)
     without = []
     with torch.no_grad():
-        keep = lambda module, inputs: effects_of.append(inputs[0])
+        keep = lambda module, inputs: inputs_of.append(inputs[0])
         hook = block.attention.register_forward_pre_hook(keep)
         whole = loss()
         hook.remove()
-        rounds = block.attention.explain(effects_of[0], causal=True).rounds
+        rounds = block.attention.explain(inputs_of[0], causal=True).rounds
         silence = lambda module, inputs, output: torch.zeros_like(output)
         for part in (block.attention, block.ffn):
             hook = part.register_forward_hook(silence)
@@ -650,68 +641,64 @@ _ONE, _TWO, _FOUR = (
 _HIDE = dict(shown=False)
 _WARM = "mini-warm+mini-warm-again"
 _AGAIN = "shift+shift-again"
-_NEW = dict(standard="shift-plain", flops="mini-warm-flops")
-_TEN = dict(
-    standard=(_WARM, "mini-warm+shift-plain"),
-    flops=(_WARM, "mini-warm-flops"),
-    time=("mini-warm", "mini-long-time"),
-    stack=("mini-warm", "shift-stack"),
-)
-_SUFFIX = dict(suffix="_shift")
-_SHIFT = _SUFFIX | dict(stack="shift-stack")
-SETTINGS = tuple(
-    setting(label, name, planned, **options)
-    for label, name, planned, options in (
-        ("width 64, short warm-up", "mini", _FOUR, dict(time="mini-arms")),
-        (
-            "short warm-up, 0.004 for all",
-            "mini-common",
-            "",
-            _HIDE | dict(time="mini-arms"),
-        ),
-        (
-            "long warm-up, each at its rate",
-            "mini-long",
-            _FOUR,
-            dict(time="mini-long-time"),
-        ),
-        ("long warm-up, 0.008: five new seeds", "mini-warm-again", _TWO, _NEW),
-        ("long warm-up, 0.008: all ten seeds", _WARM, "", _TEN),
-        ("long warm-up, every arm shifted", _AGAIN, "standard flops", _SHIFT),
-        ("attention dropout: three seeds", "mini-dropout", "", _HIDE),
-        ("attention dropout: five new seeds", "mini-again", _TWO, {}),
-        ("a quarter of the text", "mini-quarter", "", _HIDE),
-        ("four times the text", "mini-fourfold", "", _HIDE),
-        ("four times the text and the updates", "length", _ONE, {}),
-        ("rotary positions, short warm-up", "mini-rotary", "", {}),
-        ("gutenberg-en, short warm-up", "mini-gutenberg", _ONE, {}),
-        ("one pass, width 96, short warm-up", "one-pass", _ONE, {}),
-        ("one pass, 0.004 for all", "one-pass-common", "", _HIDE),
-        ("one pass, long warm-up", "one-pass-warm", "", _HIDE),
-        ("width 48", "ladder-48", "", {}),
-        ("width 48, attention dropout", "ladder-48-dropout", _ONE, _HIDE),
-        ("width 96: three seeds", "ladder-96", "", _HIDE),
-        (
-            "width 96: four new seeds",
-            "ladder-96-again",
-            _TWO,
-            dict(flops="ladder-96-flops"),
-        ),
-        ("width 96: twelve seeds, form or depth", "form", "stack", {}),
-        ("width 96, rotary", "ladder-96-rotary", "", _HIDE),
-        ("width 96, rotary, each at its rate", "rotary-96", _ONE, {}),
-        ("width 128", "ladder-128", "", {}),
-        ("width 192", "ladder-192", "", {}),
-        ("one layer", "depth-1", "", _HIDE),
-        ("two layers", "depth-2", "", _HIDE),
-        ("four layers", "depth-4", "", _HIDE),
-        ("eight layers", "depth-8", "", _HIDE),
-        ("gutenberg-en, shifted", "shift-gutenberg", "standard", _HIDE | _SUFFIX),
-        ("one pass, shifted", "shift-one-pass", "standard", _HIDE | _SUFFIX),
-        ("rotary positions, shifted", "shift-rotary", "standard", _HIDE | _SUFFIX),
-        ("width 96, shifted", "shift-96", "standard", _HIDE | _SUFFIX),
-        ("the published size", "paper-wikipedia", "", {}),
-    )
+_SHIFTED = dict(planned="standard", suffix="_shift", **_HIDE)
+SETTINGS = (
+    setting("width 64, short warm-up", "mini", _FOUR, time="mini-arms"),
+    setting("short warm-up, 0.004 for all", "mini-common", time="mini-arms", **_HIDE),
+    setting("long warm-up, each at its rate", "mini-long", _FOUR, time="mini-long-time"),
+    setting(
+        "long warm-up, 0.008: five new seeds",
+        "mini-warm-again",
+        _TWO,
+        standard="shift-plain",
+        flops="mini-warm-flops",
+    ),
+    setting(
+        "long warm-up, 0.008: all ten seeds",
+        _WARM,
+        standard=(_WARM, "mini-warm+shift-plain"),
+        flops=(_WARM, "mini-warm-flops"),
+        time=("mini-warm", "mini-long-time"),
+        stack=("mini-warm", "shift-stack"),
+    ),
+    setting(
+        "long warm-up, every arm shifted",
+        _AGAIN,
+        "standard flops",
+        suffix="_shift",
+        stack="shift-stack",
+    ),
+    setting("attention dropout: three seeds", "mini-dropout", **_HIDE),
+    setting("attention dropout: five new seeds", "mini-again", _TWO),
+    setting("a quarter of the text", "mini-quarter", **_HIDE),
+    setting("four times the text", "mini-fourfold", **_HIDE),
+    setting("four times the text and the updates", "length", _ONE),
+    setting("rotary positions, short warm-up", "mini-rotary"),
+    setting("rotary positions, long warm-up", "shift-rotary", **_HIDE),
+    setting("gutenberg-en, short warm-up", "mini-gutenberg", _ONE),
+    setting("gutenberg-en, long warm-up, 0.008", "shift-gutenberg-plain"),
+    setting("one pass, width 96, short warm-up", "one-pass", _ONE),
+    setting("one pass, 0.004 for all", "one-pass-common", **_HIDE),
+    setting("one pass, 0.004, long warm-up", "one-pass-warm", **_HIDE),
+    setting("one pass, 0.008, long warm-up", "shift-one-pass", **_HIDE),
+    setting("width 48", "ladder-48"),
+    setting("width 48, attention dropout", "ladder-48-dropout", _ONE, **_HIDE),
+    setting("width 96: three seeds", "ladder-96", **_HIDE),
+    setting("width 96: four new seeds", "ladder-96-again", _TWO, flops="ladder-96-flops"),
+    setting("width 96: twelve seeds, form or depth", "form", "stack"),
+    setting("width 96, rotary", "ladder-96-rotary", **_HIDE),
+    setting("width 96, rotary, each at its rate", "rotary-96", _ONE),
+    setting("width 128", "ladder-128"),
+    setting("width 192", "ladder-192"),
+    setting("one layer", "depth-1", **_HIDE),
+    setting("two layers", "depth-2", **_HIDE),
+    setting("four layers", "depth-4", **_HIDE),
+    setting("eight layers", "depth-8", **_HIDE),
+    setting("gutenberg-en, shifted", "shift-gutenberg", **_SHIFTED),
+    setting("one pass, shifted", "shift-one-pass", **_SHIFTED),
+    setting("rotary positions, shifted", "shift-rotary", **_SHIFTED),
+    setting("width 96, shifted", "shift-96", **_SHIFTED),
+    setting("the published size", "paper-wikipedia"),
 )
 
 
@@ -753,10 +740,8 @@ def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> obje
                 of = setting.of(key)
                 row = report.draw(*of)
                 if row and has_interval(row):
-                    size, interval = in_short(row).split(" (")
-                    interval = interval.partition(", n")[0]
-                    lines = [f"{size[:-2]}, n = {row.pairs}"]
-                    lines.append(interval.replace(" to\N{NO-BREAK SPACE}", ", "))
+                    lines = [f"{signed(row.difference)}, n = {row.pairs}"]
+                    lines.append(f"{signed(row.low)}, {signed(row.high)}")
                 lines.append(verdict(report, of, adjusted))
             text = "<br>".join(lines).replace(" ", "\N{NO-BREAK SPACE}")
             cells.append(text)

@@ -418,7 +418,6 @@ PAIR = (("a", 16), ("b", 32))
             lambda: compare([record("standard", 1, 1.0), record("b", 1, 1.0, text={"fingerprint": "g"})]),
             "records: got the text ('text', 'g'); want ('text', 'f'), as the first",
         ),
-        (lambda: best_rates([], "test_loss"), "metric: got 'test_loss'; want one of valid"),
         (
             lambda: matched(ModelConfig(vocab_size=9), ModelConfig(vocab_size=9), "x"),
             "by: got 'x'; want one of 'parameters'",
@@ -461,7 +460,6 @@ PAIR = (("a", 16), ("b", 32))
         (lambda: step_seconds(3), "records: got int; want records"),
         (lambda: equal_time(TOY, 3, "a"), "records: got int; want records"),
         (lambda: equal_time({}, [], "a"), "config: got {}; want a ModelConfig"),
-        (lambda: best_rates([], 3), "metric: got 3; want one of valid"),
         (lambda: paired_interval(3), "differences: got 3; want finite numbers"),
         (lambda: matched(TOY, TOY, ["parameters"]), "by: got ['parameters']; want one of 'parameters'"),
         (lambda: matched(TOY, TOY, change=["d_model"]), "change: got ['d_model']; want one of 'd_model'"),
