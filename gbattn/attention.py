@@ -140,14 +140,13 @@ def _check_mask(
     require(_holds(added, mask), "mask", "floats that are all 0 or 1", want)
 
 
-def _hide_padding(mask: torch.Tensor | None, padding: torch.Tensor) -> torch.Tensor:
-    """A mask that also hides the keys that are no real tokens, (B, S)."""
-    real = padding[:, None, None]  # (B, 1, 1, S)
+def _hide(mask: torch.Tensor | None, allowed: torch.Tensor) -> torch.Tensor:
+    """A mask that also hides what is not allowed."""
     if mask is None:
-        return real
+        return allowed
     if mask.dtype == torch.bool:
-        return mask & real
-    return mask.masked_fill(~real, -math.inf)
+        return mask & allowed
+    return mask.masked_fill(~allowed, -math.inf)
 
 
 def _check_attention(q, k, v, causal, mask, scale, score_mod=None) -> None:
@@ -323,7 +322,7 @@ def _resolve_functions(
     if callable(mask):
         mask = _dense_mask(_at_place(mask, start), sizes, device)
     if padding is not None:
-        mask = _hide_padding(mask, padding)
+        mask = _hide(mask, padding[:, None, None])  # (B, 1, 1, S)
     return mask, causal, score_mod
 
 
@@ -416,12 +415,7 @@ def _combine_masks(
         return mask, False
     if mask is None and T == S:
         return None, True
-    allowed = causal_mask(T, S, device=q.device)
-    if mask is None:
-        return allowed, False
-    if mask.dtype == torch.bool:
-        return mask & allowed, False
-    return mask.masked_fill(~allowed, -math.inf), False
+    return _hide(mask, causal_mask(T, S, device=q.device)), False
 
 # %% ../nbs/06_attention.ipynb #e4dda55b
 #| code-fold: true
@@ -887,9 +881,6 @@ class KeyValueCache:
         """Write `new` (B, heads, T, width) after the stored tokens of `name`, once
         before each `advance`; return all of them, (B, heads, length + T, width)."""
         buffer = self._buffer(name, new, per_token=True)
-        once = name not in self._extended
-        require(once, "name", f"{name!r} twice", "each name once in a pass")
-        self._extended.append(name)
         end = self.length + new.shape[2]
         buffer[:, :, self.length : end] = new
         return buffer[:, :, :end]
@@ -934,6 +925,10 @@ class KeyValueCache:
             got = f"{buffer.dtype} on {buffer.device}"
             want = f"{new.dtype} on {new.device}, as the keys"
             require(False, "cache", got, want)
+        if per_token:
+            once = name not in self._extended
+            require(once, "name", f"{name!r} twice", "each name once in a pass")
+            self._extended.append(name)
         return buffer
 
     def advance(self, tokens: int) -> None:
@@ -966,10 +961,7 @@ class KeyValueCache:
         if length == 0:
             for name in memories:
                 self.buffers[name].zero_()
-        self._set_length(length)
-
-    def _set_length(self, length: int) -> None:
-        self.length = length
+        self.length -= stored - length  # in place, if it is a tensor
 
     def _has_room(self, tokens: int) -> bool:
         return self.length + tokens <= self.max_length
@@ -1040,9 +1032,6 @@ class StaticCache(KeyValueCache):
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """As `KeyValueCache.extend`, but return all of the buffer."""
         buffer = self._buffer(name, new, per_token=True)
-        once = name not in self._extended
-        require(once, "name", f"{name!r} twice", "each name once in a pass")
-        self._extended.append(name)
         return buffer.index_copy_(2, self.places(new.shape[2]), new)
 
     def span(self, tokens: int) -> int:
@@ -1060,12 +1049,7 @@ class StaticCache(KeyValueCache):
         many new tokens; if causal, those after a query's own."""
         key = torch.arange(self.max_length, device=self.length.device)
         last = self.places(tokens)[:, None] if causal else self.length + tokens - 1
-        allowed = (key <= last).expand(queries, -1)
-        if mask is None:
-            return allowed
-        if mask.dtype == torch.bool:
-            return mask & allowed
-        return mask.masked_fill(~allowed, -math.inf)
+        return _hide(mask, (key <= last).expand(queries, -1))
 
     def with_tensors(self, tensors: dict[str, torch.Tensor]) -> "StaticCache":
         """Return a cache over other tensors, of the names in `tensors`."""
@@ -1079,9 +1063,6 @@ class StaticCache(KeyValueCache):
     def tensors(self) -> dict[str, torch.Tensor]:
         """What it holds, by name, ``length`` and buffers."""
         return {"length": self.length} | self.buffers
-
-    def _set_length(self, length: int) -> None:
-        self.length.fill_(length)
 
     def _has_room(self, tokens: int) -> bool:
         fits = lambda length: length + tokens <= self.max_length
@@ -1187,28 +1168,18 @@ def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
     """Whether the mask lets each token be mixed with the one before it, (S,) or
     (B, S): a later one may attend to the earlier, or, in a context, one query to
     both."""
-    mask, T = inputs.mask, inputs.x.shape[1]
+    mask, cache = inputs.mask, inputs.cache
     if mask is None:
         return None
-    S = inputs.source.shape[1]
+    T, S = inputs.x.shape[1], inputs.source.shape[1]
+    past, keys = (0, S) if cache is None else (cache.length, cache.span(S))
+    places = past + torch.arange(S, device=mask.device)
     may = mask if mask.dtype == torch.bool else mask > _HIDDEN
-    if isinstance(inputs.cache, StaticCache):
-        places, room = inputs.cache.places(S), inputs.cache.max_length
-        may = may.expand(*may.shape[:-2], T, room)
-        if inputs.source is inputs.x:
-            return joined_at(may, places)
-        joined = (may[..., places] & may[..., (places - 1).clamp(min=0)]).any(-2)
-        return joined.any(1) if joined.ndim == 3 else joined
-    past = 0 if inputs.cache is None else inputs.cache.length
-    may = may.expand(*may.shape[:-2], T, past + S)
+    may = may.expand(*may.shape[:-2], T, keys)
     if inputs.source is inputs.x:
-        joined = may.diagonal(past - 1, -2, -1)
-    else:
-        joined = (may[..., 1:] & may[..., :-1]).any(-2)[..., max(past - 1, 0) :]
-    if joined.ndim == 3:  # for one head or more
-        joined = joined.any(1)
-    # The first token of all has none before it.
-    return joined if past else nnf.pad(joined, (1, 0))
+        return joined_at(may, places)
+    joined = (may[..., places] & may[..., (places - 1).clamp(min=0)]).any(-2)
+    return joined.any(1) if joined.ndim == 3 else joined
 
 
 def _weight_of(layer: nn.Module) -> torch.Tensor:
@@ -1232,10 +1203,8 @@ def check_tokens(
 ) -> None:
     """Require floating tokens (B, T, D) on the device and in the dtype of a layer."""
     weight, of = _weight_of(layer), "the weights"
-    sizes = dict(D=d_model, positive="T" if positive else "")
-    check_tensor(
-        name, x, "B T D", **sizes, dtype=FLOATING, device=weight.device, of=of
-    )
+    sizes = dict(D=d_model, positive=positive, device=weight.device)
+    check_tensor(name, x, "B T D", **sizes, dtype=FLOATING, of=of)
     dtypes = [compute_dtype(x.device, t.dtype) for t in (x, weight)]
     if weight.is_floating_point() and dtypes[0] != dtypes[1]:
         require(False, name, f"dtype {x.dtype}", f"{weight.dtype}, as {of}")
@@ -1664,7 +1633,7 @@ class MultiHeadAttention(nn.Module):
         check_tokens("x", x, self.d_model, self)
         (B, T), past, start = x.shape[:2], 0, 0
         if context is not None:
-            positive = "S" if cache is None else ""
+            positive = "T" if cache is None else ""
             check_tokens("context", context, self.d_model, self, positive)
             check_tensor("context", context, "B S D", B=B, of="x")
             require(causal is False, "causal", repr(causal), "False with a context")
@@ -1756,16 +1725,13 @@ class MultiHeadAttention(nn.Module):
             want = self.rotary, self.head_dim, T
             require(got == want, "positions", f"angles of {got}", f"of {want}")
             return positions
-        if positions is None and isinstance(past, torch.Tensor):
+        if positions is None:
             positions = past + torch.arange(T, device=x.device)
-        elif positions is None:
-            positions = torch.arange(past, past + T, device=x.device)
         else:
             fits = lambda p: tuple(getattr(p, "shape", ())) in ((T,), (B, T))
             want = lambda: f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
             check(positions=(positions, (fits, want)))
-            kind = dict(dtype=INTEGRAL, device=x.device, of="x")
-            check_tensor("positions", positions, "…", **kind)
+            check_tensor("positions", positions, "…", device=x.device, of="x")
         angles = rotary_angles(positions, self.head_dim, self.rotation)
         if angles.ndim == 3:
             angles = angles.unsqueeze(1)  # (B, 1, T, R/2)
@@ -1969,35 +1935,23 @@ class LinearAttention(MultiHeadAttention):
         memory = (self.n_kv_heads, K, K + (self.feature_map == "elu"))
         return {"memory": memory} | self.shift_shapes()
 
-    def make_cache(
-        self,
-        batch_size: int,
-        max_length: int,
-        *,
-        dtype: torch.dtype | None = None,
-        static: bool = False,
-    ) -> KeyValueCache:
+    def make_cache(self, *sizes, dtype=None, **options) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`, in float32 at least: it is a sum."""
         dtype = at_least_float32(dtype or _weight_of(self).dtype)
-        options = dict(dtype=dtype, static=static)
-        return super().make_cache(batch_size, max_length, **options)
+        return super().make_cache(*sizes, dtype=dtype, **options)
 
     def prepare_inputs(
-        self, x, context, causal, mask, positions, cache, **options
+        self, x, context, causal, mask, positions, cache, rounds=None, **options
     ) -> AttentionInputs:
-        """As `MultiHeadAttention.prepare_inputs`."""
+        """As `MultiHeadAttention.prepare_inputs`; a cache goes with no mask function,
+        and not with `explain`."""
         fits = cache is None or not callable(mask)
         want = "a tensor with a cache: a sum cannot take a past token back"
         require(fits, "mask", "a function", want)
-        arguments = context, causal, mask, positions, cache
-        return super().prepare_inputs(x, *arguments, **options)
-
-    def explain(self, x: torch.Tensor, *, cache=None, **options) -> Trace:
-        """As `MultiHeadAttention.explain`, without a cache: a memory has no weights
-        on past tokens."""
         want = "None in explain: linear attention keeps no keys to show weights on"
-        require(cache is None, "cache", "a cache", want)
-        return super().explain(x, **options)
+        require(cache is None or rounds is None, "cache", "a cache", want)
+        arguments = context, causal, mask, positions, cache
+        return super().prepare_inputs(x, *arguments, rounds=rounds, **options)
 
     def _features(self, x: torch.Tensor) -> torch.Tensor:
         """φ(x); where it is positive, in float32 at least, as it is summed."""

@@ -359,15 +359,12 @@ def lock_folder(folder: Path, argument: str, got: str, want: str) -> Iterator[No
     from filelock import FileLock, Timeout
 
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         require(False, argument, got, want)
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def check_mask(mask: torch.Tensor, full: tuple[int, ...]) -> None:
@@ -805,12 +802,7 @@ def put_to_test(
     """
     if getattr(holds, "nbytes", 0) == 1:  # a truth value of NumPy or torch
         holds = holds.item()
-    check(
-        holds=(
-            holds,
-            (lambda x: x is None or isinstance(x, bool), "True, False or None"),
-        )
-    )
+    check(holds=(holds, (one_of(True, False, None)[0], "True, False or None")))
     verdicts = {True: "holds", False: "DOES NOT HOLD", None: "undecided"}
     lines = {
         "prediction": prediction,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'check_recipe', 'train_tokenizer', 'bits_per_byte',
-           'HubText', 'as_array', 'Corpus', 'TextStream', 'manifest_checksum', 'read_manifest', 'open_corpus',
-           'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'pack_documents', 'TokenStream', 'sequential_windows',
-           'bigram_loss']
+           'HubText', 'as_array', 'Corpus', 'TextStream', 'file_checksum', 'manifest_checksum', 'read_manifest',
+           'open_corpus', 'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'pack_documents', 'TokenStream',
+           'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -333,17 +333,6 @@ HUB: dict[str, HubText] = {
 _Rows = Callable[[str], Iterator[str]]
 
 
-def _read(argument: str, cure: str, *names, **options) -> Iterator[str]:
-    """The text of each row of a dataset; any failure names its cure."""
-    library = _load("datasets")
-    try:
-        for row in library.load_dataset(*names, **options):
-            yield row["text"]
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        require(False, argument, f"{type(error).__name__}: {first}", cure)
-
-
 def _from_hub(name: str) -> tuple[_Rows, dict]:
     hub = HUB[name]
     cure = (
@@ -355,9 +344,15 @@ def _from_hub(name: str) -> tuple[_Rows, dict]:
     def rows(split):
         on_hub, start, stop = hub.splits[split]
         options = dict(split=on_hub, streaming=hub.streaming)
-        texts = _read(name, cure, hub.path, hub.config, **options)
-        for text in itertools.islice(texts, start, stop):
-            yield text if text.endswith(hub.ending) else text + hub.ending
+        library = _load("datasets")
+        try:
+            found = library.load_dataset(hub.path, hub.config, **options)
+            for row in itertools.islice(found, start, stop):
+                text = row["text"]
+                yield text if text.endswith(hub.ending) else text + hub.ending
+        except Exception as error:  # whatever it is, the cure is the same
+            first = (str(error).splitlines() or [""])[0]
+            require(False, name, f"{type(error).__name__}: {first}", cure)
 
     return rows, {"corpus": name, "source": hub._asdict()}
 
@@ -525,7 +520,7 @@ class Corpus:
         part = self.manifest["tokenizer"]
         path = self.folder / part["file"]
         require(path.is_file(), str(path), "no such file", _TOKENIZER_CURE)
-        same = _checksum(path) == part["sha256"]
+        same = file_checksum(path) == part["sha256"]
         got = "bytes that do not match their checksum"
         require(same, str(path), got, _TOKENIZER_CURE)
         return path
@@ -660,7 +655,8 @@ class TextStream:
         got = f"shape {rows.shape}"
         if not self._texts:
             B = len(rows) if rows.ndim else 0
-            self._decoders = [self._decoder() for _ in range(B)]
+            decoder = codecs.getincrementaldecoder("utf-8")
+            self._decoders = [decoder(errors="replace") for _ in range(B)]
             self._texts, self._ended, self._written = [""] * B, [False] * B, [0] * B
         B = len(self._texts)
         require(rows.ndim == 2 and len(rows) == B, "new", got, f"({B}, n)")
@@ -669,10 +665,6 @@ class TextStream:
             between = self.corpus.separator  # and before: the text follows a prompt
             self._extend(b, b"".join(between + word for word in words))
         return all(self._ended)
-
-    @staticmethod
-    def _decoder():
-        return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def _extend(self, b: int, spelled: bytes, final: bool = False) -> None:
         if self._ended[b]:
@@ -699,7 +691,8 @@ class TextStream:
         return list(self._texts)
 
 # %% ../nbs/14_corpora.ipynb #cc8dbc0a
-def _checksum(path: Path) -> str:
+def file_checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -924,7 +917,7 @@ def _fill(draft: Path, recipe: dict, rows: _Rows) -> None:
         target, limit = draft / f"{split}.bin", limits.get(split)
         options = (tokenizer, spellings, dtype, limit)
         splits[split] = _encode_split(target, rows(split), *options)
-    digest = _checksum(draft / "tokenizer.json")
+    digest = file_checksum(draft / "tokenizer.json")
     manifest = {
         "format": FORMAT,
         "recipe": recipe,
@@ -973,7 +966,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
             expected = part["tokens"] * np.dtype(part["dtype"]).itemsize
         want = f"{expected} bytes: {cure}"
         require(size == expected, str(path), f"{size} bytes", want)
-        same = not verify or _checksum(path) == part["sha256"]
+        same = not verify or file_checksum(path) == part["sha256"]
         require(same, str(path), "bytes that do not match their checksum", cure)
     arrays, size = {}, manifest["vocab_size"]
     for split in SPLITS:

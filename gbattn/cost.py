@@ -19,7 +19,7 @@ import torch
 
 from .attention import LinearAttention, MultiHeadAttention
 from .boosted import GradientBoostedAttention
-from .conventions import check_flag, is_count, is_integer, require
+from .conventions import COUNT, FLAG, Rule, check, integer, is_count, require
 from .twicing import TwicingAttention
 
 # %% ../nbs/10_cost.ipynb #9c5beef8
@@ -110,20 +110,18 @@ class Cost:
     __rmul__ = __mul__
 
 # %% ../nbs/10_cost.ipynb #11f89acf
-def _check_itemsize(itemsize: int) -> None:
-    good = is_integer(itemsize) and itemsize in (2, 4, 8)
-    require(good, "itemsize", repr(itemsize), "2, 4 or 8 bytes a number")
+_ITEMSIZE = integer("2, 4 or 8 bytes a number", lambda x: x in (2, 4, 8))
+_PAST = integer("a number of tokens, 0 or more", lambda x: x >= 0)
+_CONTEXT: Rule = (
+    lambda x: x is None or is_count(x),
+    "None, or the number of its tokens",
+)
 
 
 def _check_call(T, context, past, batch_size, causal, count_masked) -> None:
-    for name, size in (("T", T), ("batch_size", batch_size)):
-        require(is_count(size), name, size, "a positive integer")
-    fits = context is None or is_count(context)
-    require(fits, "context", context, "None, or the number of its tokens")
-    counted = is_integer(past) and past >= 0
-    require(counted, "past", past, "a number of tokens, 0 or more")
-    check_flag("causal", causal)
-    check_flag("count_masked", count_masked)
+    check(T=(T, COUNT), batch_size=(batch_size, COUNT), context=(context, _CONTEXT))
+    check(past=(past, _PAST))
+    check(causal=(causal, FLAG), count_masked=(count_masked, FLAG))
     alone = context is None or not (causal or past)
     require(alone, "context", f"{context} tokens", "None with causal or past")
     require(causal or not past, "causal", causal, "True with past tokens")
@@ -155,10 +153,8 @@ def linear_cost(
     -----
     Source: Theorem "What a layer multiplies" of chapter 10.
     """
-    for name, size in (("inputs", inputs), ("outputs", outputs), ("rows", rows)):
-        require(is_count(size), name, size, "a positive integer")
-    check_flag("bias", bias)
-    _check_itemsize(itemsize)
+    check(inputs=(inputs, COUNT), outputs=(outputs, COUNT), rows=(rows, COUNT))
+    check(bias=(bias, FLAG), itemsize=(itemsize, _ITEMSIZE))
     weights = inputs * outputs + bias * outputs
     return Cost(
         forward_flops=2 * rows * inputs * outputs,
@@ -406,7 +402,7 @@ def attention_parts(
     require(type(layer) in COUNTS, "layer", name, want)
     causal = layer.causal if causal is None else causal
     _check_call(T, context, past, batch_size, causal, count_masked)
-    _check_itemsize(itemsize)
+    check(itemsize=(itemsize, _ITEMSIZE))
     pairs = T * (context or past + T)
     if causal and not count_masked:
         pairs = T * past + T * (T + 1) // 2
@@ -613,8 +609,7 @@ def measure_machine(
     -----
     Source: chapter 10, section "Bytes: the roofline".
     """
-    for name, number in (("size", size), ("runs", runs)):
-        require(is_count(number), name, number, "a positive integer")
+    check(size=(size, COUNT), runs=(runs, COUNT))
     a, b = torch.ones(2, size, size, device=device, dtype=dtype)
     u, v, out = torch.ones(3, 16 * size**2, device=device, dtype=dtype)
 

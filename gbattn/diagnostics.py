@@ -10,6 +10,7 @@ __all__ = ['Edit', 'PATHS', 'SOURCES', 'rounds_of', 'edited', 'stopped', 'withou
 
 # %% ../nbs/19_diagnosis.ipynb #11db5540
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +35,6 @@ from gbattn.conventions import (
     FLAG,
     FLOATING,
     SEED,
-    Rule,
     check,
     check_tensor,
     colour_of,
@@ -549,7 +549,6 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     previous = nnf.pad(weights.diagonal(-1, -2, -1), (1, 0), value=math.nan)
     uniform = 1 / torch.arange(1, T + 1, device=weights.device, dtype=weights.dtype)
     received = weights.sum(-2) / uniform.flip(0).cumsum(0).flip(0)
-    received = received.clone()
     received[..., max(1, T - 16) :] = math.nan
     found = dict(entropy=entropy, own=own, previous=previous, received=received)
     return {name: x.transpose(1, 2) for name, x in found.items()}
@@ -773,14 +772,12 @@ class _Extremes:
 #| code-fold: true
 def _add_weights(means: Means, at: str, rounds: list[Round]) -> None:
     """What the attention weights of the rounds of a layer do."""
-    scores = []
-    for m, one in enumerate(rounds):
-        if one.weights is not None:
-            scores.append(head_scores(one.weights))
-            for name in ("entropy", "own", "previous"):
-                means.add(f"{at}round{m}.{name}", scores[-1][name])
+    scores = [head_scores(one.weights) for one in rounds]
+    for m, score in enumerate(scores):
+        for name in ("entropy", "own", "previous"):
+            means.add(f"{at}round{m}.{name}", score[name])
     A, B = rounds[0].weights, rounds[1].weights
-    if A is None or B is None or A.shape != B.shape:
+    if A.shape != B.shape:
         return
     means.add(f"{at}divergence", divergence(A, B))
     first, second = (score["received"].mean(-1) for score in scores[:2])
@@ -844,12 +841,6 @@ def _hull(means: Means, at: str, layer, inputs, rounds, generator) -> None:
 
 # %% ../nbs/19_diagnosis.ipynb #509ae493
 #| code-fold: true
-_TOKENS: Rule = (
-    lambda n: is_integer(n) and n > 0,
-    "a positive number of tokens",
-)
-
-
 def diagnose(
     model: LanguageModel,
     tokens: np.ndarray,
@@ -893,7 +884,7 @@ def diagnose(
         are the layers of one round, whose second half of the heads counts as a
         correction. Source: chapter 19.
     """
-    check(model=(model, _MODEL), sample=(sample, _TOKENS), seed=(seed, SEED))
+    check(model=(model, _MODEL), sample=(sample, COUNT), seed=(seed, SEED))
     check(
         progress=(progress, FLAG),
         decode=(decode, optional((callable, "a function"))),
@@ -992,12 +983,9 @@ def _intervene(of: _Diagnosis, batch: Batch) -> None:
     ]
     constant = {}
     for i in range(number):
-        gates, m = [], 1
-        while f"{i}.gate{m}" in means:
-            gates.append(means.mean(f"{i}.gate{m}").to(before))
-            m += 1
-        if gates:
-            constant[i] = with_gates(gates)
+        names = [n for n in means.names() if re.fullmatch(rf"{i}\.gate\d+", n)]
+        if names:
+            constant[i] = with_gates([means.mean(n).to(before) for n in names])
     if constant:
         rise("whole.constant_gates", constant)
     rise("whole.without_first", everywhere(without_round(0)))
@@ -1047,16 +1035,11 @@ def _of_layer(of: _Diagnosis, i: int, induction: list[list[float]]) -> dict:
     found = _nested(of.means, f"{i}.")
     for m, score in enumerate(induction):
         found.setdefault(f"round{m}", {})["induction"] = score
-    ranks = {
-        name.split(".")[1]: _rank(*s)
-        for name, s in of.sums.items()
-        if name.startswith(f"{i}.")
-    }
-    found["rank"] = [ranks[m] for m in sorted(ranks)]
-    m = 1
-    while f"gate{m}" in found:
+    rounds = range(len(induction))
+    found["rank"] = [_rank(*of.sums[f"{i}.{m}"]) for m in rounds]
+    for m in (m for m in rounds if f"gate{m}" in found):
         mean = of.means.mean(f"{i}.gate{m}")
-        del found[f"gate{m}"], found[f"gate{m}²"]
+        del found[f"gate{m}²"]
         square = of.means.mean(f"{i}.gate{m}²")
         found[f"gate{m}"] = {
             "features": _plain(mean.float()),
@@ -1064,7 +1047,6 @@ def _of_layer(of: _Diagnosis, i: int, induction: list[list[float]]) -> dict:
             "sd_features": _plain(mean.std(correction=0)),
             "sd_tokens": _plain((square - mean**2).clamp(min=0).mean().sqrt()),
         }
-        m += 1
     return found
 
 # %% ../nbs/19_diagnosis.ipynb #d7454135

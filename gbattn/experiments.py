@@ -31,6 +31,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as nnf
 from torch import nn
 
@@ -80,7 +81,6 @@ from gbattn.corpora import (
     cache_root,
     load_corpus,
     open_corpus,
-    read_manifest,
 )
 from .cost import COUNTS, measure_machine
 from gbattn.language_model import (
@@ -103,8 +103,7 @@ def _cached(spec: "CorpusSpec") -> Corpus | None:
         if ".draft-" in folder.name:
             continue
         try:
-            found = Corpus(folder, read_manifest(path, ""), None, None, None)
-            if found.fingerprint == spec.fingerprint:
+            if open_corpus(folder, verify=False).fingerprint == spec.fingerprint:
                 return open_corpus(folder)
         except (OSError, ValueError):  # damaged; another copy may be whole
             continue
@@ -461,38 +460,17 @@ class Experiment:
 
     def runs(self) -> list[Run]:
         """All runs, seed by seed, so that whole pairs come in first."""
-        models = {}  # one config serves all rates and seeds
-
-        def model(arm: Arm, varied: dict) -> ModelConfig:
-            of_model = _fields_of(ModelConfig, varied)
-            key = arm.name, repr(of_model)
-            if key not in models:
-                models[key] = self.model_of(arm, of_model)
-            return models[key]
-
-        return [
-            Run(
-                self.name,
-                arm,
-                seed,
-                self.corpus,
-                model(arm, varied),
-                self._train_of(arm, varied, seed),
-                varied,
-                self.planned,
-            )
-            for seed in self.seeds
-            for varied in self._combinations()
-            for arm in self.arms
-        ]
-
-    def _combinations(self) -> list[dict]:
         values = itertools.product(*self.grid.values())
-        return [dict(zip(self.grid, chosen)) for chosen in values]
-
-    def _train_of(self, arm: Arm, varied: dict, seed: int) -> TrainConfig:
-        varied = _fields_of(TrainConfig, varied)
-        return TrainConfig(seed=seed, **self.train | arm.train | varied)
+        grid = [dict(zip(self.grid, chosen)) for chosen in values]
+        found, models = [], {}  # one config serves all rates and seeds
+        for seed, varied, arm in itertools.product(self.seeds, grid, self.arms):
+            of_model = _fields_of(ModelConfig, varied)
+            if (key := (arm.name, repr(of_model))) not in models:
+                models[key] = self.model_of(arm, of_model)
+            train = self.train | arm.train | _fields_of(TrainConfig, varied)
+            parts = self.corpus, models[key], TrainConfig(seed=seed, **train)
+            found.append(Run(self.name, arm, seed, *parts, varied, self.planned))
+        return found
 
     def shard(self, k: int, n: int) -> list[Run]:
         """The k-th of n parts of the runs, for the k-th of n machines, k from 1 to
@@ -649,13 +627,9 @@ def _from_toml(path: Path) -> Experiment:
     experiment = Experiment(name=path.stem, **shared)
     # Else a wrong type shows in the middle of a queue.
     for arm in arms:
-        models = []
-        for varied in experiment._combinations():
-            with _within(f"arm.{arm.name}"):
-                experiment._train_of(arm, varied, seed=0)
-                if (model := _fields_of(ModelConfig, varied)) not in models:
-                    experiment.model_of(replace(arm, equal_to=None), model)
-            models.append(model)
+        alone = dict(arms=(replace(arm, equal_to=None),), seeds=(0,))
+        with _within(f"arm.{arm.name}"):
+            replace(experiment, **alone).runs()
     return experiment
 
 
@@ -702,9 +676,8 @@ class _Start(Gate):
     """A linear map like another one, which starts at zero and its bias at a number, in
     a language model too."""
 
-    bias_start = 0.0
-
     def __init__(self, like: nn.Linear, bias_start: float = 0.0) -> None:
+        self.bias_start = bias_start  # before nn.Linear calls reset_parameters
         nn.Linear.__init__(
             self,
             like.in_features,
@@ -713,8 +686,6 @@ class _Start(Gate):
             device=like.weight.device,
             dtype=like.weight.dtype,
         )
-        self.bias_start = bias_start
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
@@ -1064,8 +1035,6 @@ def _end_with_parent() -> None:
 
 def _worker() -> None:
     """What a process that `run` starts does: its share comes in as a pickle."""
-    import torch
-
     torch.set_num_threads(1)
     share = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -1255,11 +1224,8 @@ def run(
     places = dict(folder=folder, work=work, corpora=corpora)
     check(**{name: (place, optional(PATH)) for name, place in places.items()})
     folder = Path(folder or results_folder())
-    work = Path(
-        work
-        or os.environ.get("GBATTN_RUNS")
-        or Path.home() / ".cache" / "gbattn" / "runs"
-    )
+    work = Path(work or os.environ.get("GBATTN_RUNS") or "~/.cache/gbattn/runs")
+    work = work.expanduser()
     corpora = None if corpora is None else str(corpora)
     runs = experiment.tuned(folder).shard(*shard)
     here = _folder_of(experiment.name, folder)
@@ -1320,8 +1286,6 @@ def run(
 def _product_rate() -> float | None:
     """FLOPs a second of products of float32 matrices where `run` trains; None on an
     accelerator that cannot be timed here."""
-    import torch
-
     if torch.cuda.is_available():
         return measure_machine("cuda").flops
     other = torch.backends.mps.is_available() or torch.xpu.is_available()

@@ -23,7 +23,6 @@ from torch.autograd import forward_ad
 from gbattn.attention import (
     KeyValueCache,
     MultiHeadAttention,
-    RotaryAngles,
     StaticCache,
     Trace,
     at_least_float32,
@@ -97,10 +96,7 @@ def _embed(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tenso
 
 
 _REDUCTION = one_of("mean", "sum")
-_CACHE: Rule = (
-    lambda x: x is True or x is False or (isinstance(x, str) and x == "static"),
-    "True, False or 'static'",
-)
+_CACHE: Rule = one_of(True, False, "static")[0], "True, False or 'static'"
 
 # %% ../nbs/13_language_model.ipynb #ac65b588
 #| code-fold: true
@@ -366,13 +362,10 @@ class ModelConfig:
         own = json.loads(_as_json("overrides", layers))
         own = {int(layer): own[layer] for layer in sorted(own, key=int)}
         object.__setattr__(self, "overrides", own)
-        # Layers with equal options are checked once.
+        # Layers without overrides are checked once.
         alike = (layer for layer in range(self.n_layers) if layer not in own)
-        checked = []
         for layer in sorted({*own, next(alike, 0)}):
-            if (options := self._block_options(layer)) not in checked:
-                checked.append(options)
-                self._check_layer(layer, options)
+            self._check_layer(self._block_options(layer))
 
     def _block_options(self, layer: int) -> dict:
         """The arguments of the block of this layer."""
@@ -384,7 +377,7 @@ class ModelConfig:
             options["attention_options"] = inner
         return options | {"bias": self.bias}
 
-    def _check_layer(self, layer: int, options: dict) -> None:
+    def _check_layer(self, options: dict) -> None:
         inner = options["attention_options"]
         if isinstance(inner, dict):
             for name in _OF_THE_MODEL:
@@ -495,13 +488,6 @@ class ModelOutputs(NamedTuple):
     loss: torch.Tensor | None
     hidden_states: tuple[torch.Tensor, ...]
     traces: tuple[Trace, ...] | None
-
-
-def _fit(angles: RotaryAngles | None, layer: MultiHeadAttention) -> bool:
-    """Whether angles are those of a layer."""
-    if angles is None:
-        return False
-    return (angles.rotary, angles.head_dim) == (layer.rotary, layer.head_dim)
 
 
 class LanguageModel(nn.Module):
@@ -788,7 +774,8 @@ class LanguageModel(nn.Module):
                 states.append(h)
             layer = block.attention
             if isinstance(layer, MultiHeadAttention) and layer.rotary is not None:
-                if not _fit(angles, layer):
+                own = layer.rotary, layer.head_dim
+                if angles is None or (angles.rotary, angles.head_dim) != own:
                     angles = layer.rotary_positions(h, positions, past)
                 options["positions"] = angles
             else:

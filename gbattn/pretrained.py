@@ -157,9 +157,9 @@ class GbattnConfig(PreTrainedConfig):
 
 # %% ../nbs/30_pretrained.ipynb #197fcefc
 #| code-fold: true
-def _append_layer(cache: Cache, model: int) -> int:
+def _append_layer(cache: Cache, model: int) -> None:
     """Append to a cache with a fixed number of layers one more, of the kind and the
-    size of the layer `model`; return its number."""
+    size of the layer `model`."""
     layer = cache.layers[model]
     names = ("max_cache_len", "sliding_window")
     sizes = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
@@ -168,7 +168,6 @@ def _append_layer(cache: Cache, model: int) -> int:
     cache.layers.append(type(layer)(**sizes))
     if getattr(layer, "record_past", False):  # a draft may be taken back
         cache.layers[-1].activate_past_recording()
-    return len(cache.layers) - 1
 
 
 def update_cache(

@@ -31,6 +31,7 @@ from gbattn.conventions import (
     NUMBER,
     POSITIVE,
     check,
+    check_tensor,
     eval_mode,
     instance,
     integer,
@@ -183,9 +184,6 @@ class _Erfs:
 class _UnitSize:
     """LayerNorm and RMSNorm at large width: all tokens have mean square 1."""
 
-    def __init__(self, alpha):
-        pass
-
     def sizes(self, q, p):
         return np.ones_like(q), _inside(p, q) / q
 
@@ -194,8 +192,8 @@ class _UnitSize:
 
 
 _KERNELS = {
-    "layernorm": _UnitSize,
-    "rmsnorm": _UnitSize,
+    "layernorm": lambda alpha: _UnitSize(),
+    "rmsnorm": lambda alpha: _UnitSize(),
     "derf": _Erfs,
     "dyt": lambda alpha: _Erfs(alpha, *tanh_mixture()),
 }
@@ -640,19 +638,8 @@ def _stack(blocks) -> Sequence[nn.Module]:
     return blocks
 
 
-_TOKENS = (
-    lambda x: (
-        isinstance(x, torch.Tensor)
-        and x.is_floating_point()
-        and x.ndim == 3
-        and x.numel() > 0
-    ),
-    "floating tokens (B, T, D)",
-)
-
-
 def _check_input(x: torch.Tensor) -> None:
-    check(x=(x, _TOKENS))
+    check_tensor("x", x, "B T D", dtype=FLOATING, positive="B T D")
     require(
         x.shape[1] > 1, "x", "T = 1 token", "T ≥ 2: an overlap needs two tokens"
     )

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
@@ -486,8 +486,7 @@ class HoldAndRamp:
 
     def __call__(self, model: nn.Module, step: int, steps: int) -> float:
         """The multiple of the learning rate in one update."""
-        options = {f.name: getattr(self, f.name) for f in fields(self)}
-        return schedule_multiplier(step, steps, **options)
+        return schedule_multiplier(step, steps, **asdict(self))
 
 # %% ../nbs/21_timing.ipynb #c6ebb1c5
 #| code-fold: true

@@ -73,6 +73,7 @@ from gbattn.corpora import (
     as_array,
     bits_per_byte,
     check_recipe,
+    file_checksum,
     manifest_checksum,
     pack_documents,
     read_manifest,
@@ -449,8 +450,11 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _put_back(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
+    """Copy tensors into a model; into a whole one from shards, too, in all processes."""
     for name, tensor in _tensors(model).items():
-        tensor.copy_(saved[name])
+        x = saved[name]
+        gather = hasattr(x, "full_tensor") and not hasattr(tensor, "full_tensor")
+        tensor.copy_(x.full_tensor() if gather else x)
 
 
 def _fingerprint(corpus) -> str:
@@ -524,12 +528,9 @@ def _check_documents(model: nn.Module, document_end: int | None) -> None:
     require(fits, "document_end", got, want)
 
 
-def _packed(
-    windows: Iterable[Batch], end: int | None
-) -> Iterator[Batch | PackedBatch]:
+def _packed(batch: Batch, end: int | None) -> Batch | PackedBatch:
     """The windows, with their documents if a token ends each."""
-    for batch in windows:
-        yield batch if end is None else pack_documents(batch, end)
+    return batch if end is None else pack_documents(batch, end)
 
 
 def _loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
@@ -747,10 +748,10 @@ def _units(module: nn.Module) -> set[str]:
     ModuleList, and has parts. In a transformer these are its blocks."""
     names = set()
     for child in module.children():
-        listed = isinstance(child, nn.ModuleList)
-        names |= set() if listed else _units(child)
-        blocks = (x for x in child if any(x.children())) if listed else ()
-        names |= {type(x).__name__ for x in blocks}
+        if isinstance(child, nn.ModuleList):
+            names |= {type(x).__name__ for x in child if any(x.children())}
+        else:
+            names |= _units(child)
     return names
 
 
@@ -775,13 +776,6 @@ def _clip(run: "_Run") -> torch.Tensor:
     norm = run.accelerator.clip_grad_norm_(learning, limit)
     return norm.full_tensor() if run.sharded else norm
 
-
-@torch.no_grad()
-def _give_back(run: "_Run") -> None:
-    """Give the caller's model the weights of a copy in shards, in every process."""
-    whole = _tensors(run.whole)
-    for name, x in _tensors(run.model).items():
-        whole[name].copy_(x.full_tensor() if hasattr(x, "full_tensor") else x)
 
 # %% ../nbs/15_training.ipynb #898d34f8
 #| code-fold: true
@@ -857,7 +851,7 @@ def _parts(run: _Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
     """What this process reads of the batch of a step, in parts, and how many targets
     are scored in those of all processes."""
     pieces = run.processes * run.config.accumulation
-    (batch,) = _packed([run.stream.batch(step)], run.config.document_end)
+    batch = _packed(run.stream.batch(step), run.config.document_end)
     shares = [x.chunk(pieces)[run.process :: run.processes] for x in batch]
     scored = int((batch.targets != -100).sum())
     return [type(batch)(*share) for share in zip(*shares)], max(1, scored)
@@ -1057,7 +1051,7 @@ def _validate(run: _Run) -> None:
     windows = sequential_windows(
         run.corpus.valid, run.stream.length, batch_size=size
     )
-    windows = _packed(windows, run.config.document_end)
+    windows = (_packed(x, run.config.document_end) for x in windows)
     share = _in_step(windows, run.process, run.processes)
     nats, n_tokens = map(sum, zip(*gather_object([_nats(run.scored, share)])))
     loss, history = nats / n_tokens, run.history
@@ -1125,10 +1119,11 @@ def _write_checkpoint(
     _clean(folder, {state["step"], best})
 
 
-def _moments(optimizer) -> dict[str, torch.Tensor]:
+def _flat_state(state: dict[int, dict]) -> dict[str, torch.Tensor]:
+    """The state of an optimiser, each tensor under one name."""
     return {
         f"{number}.{name}": torch.as_tensor(x)
-        for number, of_one in optimizer.state_dict()["state"].items()
+        for number, of_one in state.items()
         for name, x in of_one.items()
     }
 
@@ -1140,7 +1135,8 @@ def _write_shards(run: "_Run", draft: Path) -> dict[str, str]:
     from accelerate.utils import gather_object
     from torch.distributed.checkpoint.api import CheckpointException
 
-    parts = {"model": _tensors(run.model), "optimizer": _moments(run.optimizer)}
+    moments = _flat_state(run.optimizer.state_dict()["state"])
+    parts = {"model": _tensors(run.model), "optimizer": moments}
     for name, tensors in parts.items():
         path = str(draft / name)
         writer = dcp.HuggingFaceStorageWriter(path, save_distributed=True)
@@ -1152,13 +1148,8 @@ def _write_shards(run: "_Run", draft: Path) -> dict[str, str]:
             raise OSError(f"{why}: '{path}'") from error
     files = sorted(draft.glob(f"*/shard-{run.process + 1:05d}-*"))
     names = [file.relative_to(draft).as_posix() for file in files]
-    sums = gather_object([dict(zip(names, map(_sum_of, files)))])
+    sums = gather_object([dict(zip(names, map(file_checksum, files)))])
     return {name: x for of_one in sums for name, x in of_one.items()}
-
-
-def _sum_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_names(folder: Path) -> None:
@@ -1224,10 +1215,8 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     """The weights, the state of the optimiser and the rest of a checkpoint, if it is
     one of this run."""
     path, want = checkpoints(run.folder)[step], "as train writes it"
-    numbered = dict(enumerate(_parameters(run.optimizer)))
-    one = torch.tensor(0, dtype=torch.float32)
-    of = lambda p: {"step": one, "exp_avg": p, "exp_avg_sq": p}
-    flat = {f"{n}.{k}": x for n, p in numbered.items() for k, x in of(p).items()}
+    numbered, one = enumerate(_parameters(run.optimizer)), torch.zeros((), dtype=torch.float32)
+    like = {n: {"step": one, "exp_avg": p, "exp_avg_sq": p} for n, p in numbered}
     file = path / "training.json"
     try:
         state = read_json(file, want)
@@ -1239,7 +1228,7 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
             require(state["step"] == step, file.name, f"step {state['step']}", step)
             state["history"] = History.from_dict(state["history"])
             weights = _read_tensors(path, "model", state, _tensors(run.model))
-            moments = _read_tensors(path, "optimizer", state, flat)
+            moments = _read_tensors(path, "optimizer", state, _flat_state(like))
     except Exception as error:  # whatever a damaged file does to its reader
         got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
         require(False, "folder", got, f"a whole checkpoint: {cure}")
@@ -1250,18 +1239,13 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     known = step <= run.steps
     require(known, "folder", f"{path}, step {step}", f"{run.steps} steps at most")
     _check_tensors(path / "model.safetensors", weights, _tensors(run.model))
-    learned = [n for n in numbered if f"{n}.step" in moments]  # by a gradient
-    state_of = {number: of(numbered[number]) for number in learned}
-    known = {
-        name: x for name, x in flat.items() if int(name.split(".")[0]) in state_of
-    }
+    learned = {n: x for n, x in like.items() if f"{n}.step" in moments}  # by a gradient
     file = path / "optimizer.safetensors"
-    _check_tensors(file, moments, known)
-    for number, of_one in state_of.items():
-        of_one |= {name: moments[f"{number}.{name}"] for name in of_one}
-        updates = of_one["step"]
-        possible, name = 0 <= updates <= step, f"{file}, {number}.step"
-        require(possible, name, updates, f"updates, 0 to {step}")  # fp16 skips some
+    _check_tensors(file, moments, _flat_state(learned))
+    state_of = {n: {k: moments[f"{n}.{k}"] for k in x} for n, x in learned.items()}
+    for n, x in state_of.items():  # fp16 skips some updates
+        possible, want = 0 <= x["step"] <= step, f"updates, 0 to {step}"
+        require(possible, f"{file}, {n}.step", x["step"], want)
     return weights, state_of, state
 
 
@@ -1299,16 +1283,14 @@ def _read_tensors(
     if written != there:
         raise ValueError(f"{part} has the files {sorted(there)}")
     for name in sorted(written):
-        if state["files"][name] != _sum_of(path / name):
+        if state["files"][name] != file_checksum(path / name):
             raise ValueError(other.format(name))
     reader = dcp.HuggingFaceStorageReader(str(path / part))
     found = {}
     for name, x in reader.read_metadata().state_dict_metadata.items():
         dtype, here = x.properties.dtype, like.get(name)
         fits = here is not None and (here.shape, here.dtype) == (x.size, dtype)
-        as_written = torch.empty(
-            0 if fits else x.size, dtype=dtype
-        )  # for the error
+        as_written = torch.empty(0 if fits else x.size, dtype=dtype)  # for an error
         found[name] = torch.empty_like(here.detach()) if fits else as_written
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*intent is to load in a single process")
@@ -1339,7 +1321,8 @@ def _save(run: _Run) -> None:
         run.accelerator.wait_for_everyone()  # what was there is gone
         state["files"] = _write_shards(run, draft)
     if main:
-        parts = _tensors(run.model), _moments(run.optimizer)
+        moments = _flat_state(run.optimizer.state_dict()["state"])
+        parts = _tensors(run.model), moments
         parts = zip(_FILES, () if run.sharded else parts)
         contents = {name: save(_whole(part)) for name, part in parts}
         _write_checkpoint(draft, state, contents, run.history.best_step)
@@ -1693,7 +1676,7 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
         if run.best is not None:
             _put_back(model, run.best)
         if run.sharded:
-            _give_back(run)
+            _put_back(run.whole, _tensors(run.model))
     run.whole.eval()
 
 # %% ../nbs/15_training.ipynb #3be9d4a1
@@ -1771,10 +1754,11 @@ class RunFolder:
 
     def history(self) -> History | None:
         """The history of a finished run whose model was saved, else None."""
-        path, cure = self.path / "history.json", "what gbattn train wrote: "
+        path = self.path / "history.json"
         if not path.is_file():
             return None
-        found = read_json(path, cure := f"{cure}copy or delete it")
+        cure = "what gbattn train wrote: copy or delete it"
+        found = read_json(path, cure)
         with _undamaged(path, "a history", cure):  # JSON has no infinite norms
             norms = [math.inf if x is None else x for x in found["gradient_norm"]]
             history = History.from_dict(found | {"gradient_norm": norms})
@@ -1790,8 +1774,8 @@ class RunFolder:
             if (self.path / _RUN).is_file():
                 there, here = _flat(self.read()), _flat(settings)
                 free = {"format", "corpus", "training.checkpoint_every"}
-                names = [n for n in there | here if there.get(n) != here.get(n)]
-                names = [name for name in names if name not in free]
+                names = (there | here).keys() - free
+                names = sorted(n for n in names if there.get(n) != here.get(n))
                 got, want = (
                     ", ".join(f"{name} = {found.get(name)}" for name in names)
                     for found in (here, there)
@@ -1962,7 +1946,8 @@ def evaluate(
     check(n_bytes=(n_bytes, optional(COUNT)))
     _check_documents(model, document_end)
     _check_summed(model, tokens, length)
-    nats, n_tokens = _nats(model, _packed(windows, document_end))
+    windows = (_packed(x, document_end) for x in windows)
+    nats, n_tokens = _nats(model, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)
     return Evaluation.of(nats, n_tokens, n_bytes)

@@ -740,7 +740,7 @@ def test_json_that_nests_too_deep_is_refused_by_its_name(corpus, tmp_path, place
     with pytest.raises(ValueError, match="name_or_folder: got .*; want SPLIT.txt"):
         load_corpus(copy)
     (copy / "tokenizer.json").write_text("[" * 100_000)
-    opened.manifest["tokenizer"]["sha256"] = corpora._checksum(copy / "tokenizer.json")
+    opened.manifest["tokenizer"]["sha256"] = corpora.file_checksum(copy / "tokenizer.json")
     with pytest.raises(ValueError, match=r"tokenizer\.json: got RecursionError"):
         opened.decode([1])
     with pytest.raises(ValueError, match=r"tokenizer\.json: got what tokenizers"):
@@ -752,7 +752,7 @@ def test_numbers_beyond_the_vocabulary_are_refused(corpus, tmp_path, number):
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
     np.full(len(corpus.valid), number, "<u2").tofile(copy / "valid.bin")
-    signed(copy, lambda m: m["splits"]["valid"].update(sha256=corpora._checksum(copy / "valid.bin")))
+    signed(copy, lambda m: m["splits"]["valid"].update(sha256=corpora.file_checksum(copy / "valid.bin")))
     message = r"valid\.bin: got a token id outside the vocabulary; want ids below vocab_size = 300"
     with pytest.raises(ValueError, match=message):
         open_corpus(copy)
@@ -788,7 +788,7 @@ def test_a_vocabulary_that_is_none(corpus, tmp_path, change):
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
     change(tokenizer)
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora._checksum(copy / "tokenizer.json")))
+    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora.file_checksum(copy / "tokenizer.json")))
     opened = open_corpus(copy)
     message = r"tokenizer\.json: got no vocabulary of 300 tokens, numbered from 0 on; want the file"
     for use in (lambda: opened.vocabulary, lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
@@ -806,7 +806,7 @@ def test_a_tokenizer_that_adds_numbers_of_its_own(corpus, tmp_path):
         type="TemplateProcessing", single=single, pair=single, special_tokens={"x": mark}
     )
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora._checksum(copy / "tokenizer.json")))
+    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora.file_checksum(copy / "tokenizer.json")))
     with pytest.raises(ValueError, match=r"tokenizer\.json, tokens: got a number outside; want 0 to 299"):
         open_corpus(copy).encode("a")
 

@@ -477,7 +477,7 @@ WEIGHTS = torch.eye(4)[None, None]
         (lambda: diagnose(model_of(), TOKENS + 40, batch_size=2), "tokens: got a number that is no token; want ids"),
         (lambda: diagnose(model_of(), TOKENS, batch_size=1), "batch_size: got 1; want an integer, 2 or more"),
         (lambda: diagnose(model_of(), TOKENS, length=17), "length: got 17; want at most max_length = 16"),
-        (lambda: diagnose(model_of(), TOKENS, sample=0), "sample: got 0; want a positive number of tokens"),
+        (lambda: diagnose(model_of(), TOKENS, sample=0), "sample: got 0; want a positive integer"),
         (lambda: diagnose(model_of(), TOKENS, batch_size=2, counts=[1]), r"counts: got \[1\]; want shape \(50,\)"),
         (lambda: diagnose(model_of(), TOKENS, decode="utf-8"), "decode: got 'utf-8'; want None or a function"),
         (lambda: diagnose(model_of(), TOKENS, progress=1), "progress: got 1; want True or False"),

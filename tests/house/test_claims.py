@@ -17,7 +17,7 @@ def made(sides, mutant=lambda x: (x, x + 1.0), **options):
         """A claim."""
         return sides(x)
 
-    return claim(numbers, mutant=mutant, **options)(test_thm_tried)
+    return claim(numbers, **dict(tolerance=1e-10) | options, mutant=mutant)(test_thm_tried)
 
 
 def test_a_true_claim_with_a_false_mutant_passes():
@@ -107,9 +107,9 @@ def test_the_made_test_keeps_its_name_and_sentence_and_asks_for_no_fixture():
 
 def test_a_claim_states_itself():
     with pytest.raises(TypeError, match="state the claim in one sentence"):
-        claim(numbers, mutant=None)(lambda x: (x, x))
+        claim(numbers, tolerance=1e-10, mutant=None)(lambda x: (x, x))
 
 
 def test_only_two_relations_exist():
     with pytest.raises(ValueError, match="'>='"):
-        claim(numbers, mutant=None, relation=">=")
+        claim(numbers, tolerance=1e-10, mutant=None, relation=">=")

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell as code
+from nbformat.v4 import new_markdown_cell as markdown
+from nbformat.v4 import new_notebook
 
 import house
 
@@ -42,14 +44,6 @@ put_version_in_init = True
 update_pyproject = False
 tst_flags = slow gpu
 """
-
-
-def markdown(text):
-    return new_markdown_cell(text)
-
-
-def code(text):
-    return new_code_cell(text)
 
 
 class House:
@@ -132,12 +126,6 @@ def test_an_import_from_an_earlier_chapter_or_from_outside_is_fine(small_house):
     assert house.imports_point_backwards(small_house.built()) == []
 
 
-def test_a_second_module_belongs_to_its_chapter(small_house):
-    small_house.chapters["01_first.ipynb"].append(code("#| export second\nx = 1"))
-    small_house.files |= {"gbattn/first.py": "from .second import x", "gbattn/second.py": "from .first import one"}
-    assert house.imports_point_backwards(small_house.built()) == []
-
-
 def test_an_import_of_a_module_that_no_chapter_writes(small_house):
     small_house.files["gbattn/first.py"] = "from .helpers import one"
     only(house.imports_point_backwards(small_house.built()), "gbattn.helpers", "no chapter writes")
@@ -209,14 +197,12 @@ def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
     (root / "gbattn" / "first.py").write_text(fresh["gbattn/first.py"] + "\n# edited by hand\n")
     (root / "gbattn" / "left_over.py").write_text("")
     (root / "gbattn" / "ground.py").unlink()
-    (root / "gbattn" / "__init__.py").write_text('__version__ = "0.0.1"\n')
     broken = house.library_is_what_the_notebooks_export(root)
-    assert len(broken) == 4
+    assert len(broken) == 3
     assert all("run 'make export', and commit notebooks and library together" in sentence for sentence in broken)
     assert any("gbattn/first.py is not what the notebooks export" in sentence for sentence in broken)
     assert any("gbattn/ground.py is not what the notebooks export" in sentence for sentence in broken)
     assert any("gbattn/left_over.py is written by no notebook" in sentence for sentence in broken)
-    assert any("does not say the version 0.1.0" in sentence for sentence in broken)
 
 
 def test_a_library_that_cannot_be_written_from_nothing(small_house):
@@ -294,13 +280,6 @@ def test_a_claim_quoted_in_a_code_block_is_none(small_house):
     assert house.every_claim_has_a_check_and_a_mutant(small_house.built()) == []
 
 
-@pytest.mark.parametrize("keyword, given", [("tolerance", ", tolerance=1e-10"), ("mutant", ", mutant=wrong")])
-def test_a_check_that_does_not_state(small_house, keyword, given):
-    small_house.files["tests/test_first.py"] = CLAIM.replace(given, "")
-    broken = house.every_claim_has_a_check_and_a_mutant(small_house.built())
-    only(broken, "tests/test_first.py", f"does not state its {keyword}")
-
-
 def test_a_claim_checked_twice(small_house):
     small_house.files["tests/test_again.py"] = CLAIM
     only(house.every_claim_has_a_check_and_a_mutant(small_house.built()), "'thm-one' has 2 tests")
@@ -321,26 +300,3 @@ def test_a_claim_checked_twice(small_house):
 def test_an_exercise_without_a_tested_hidden_solution(small_house, index, old, new, sentence):
     small_house.spoil("01_first.ipynb", index, old, new)
     only(house.exercises_have_solutions_that_run(small_house.built()), sentence)
-
-
-@pytest.mark.parametrize("alt", ["#| fig-alt: A line.\n", ""])
-def test_a_figure_without_alt_text(small_house, alt):
-    small_house.spoil("01_first.ipynb", 5, "#| fig-alt: A line that rises from left to right.\n", alt)
-    only(house.figures_have_alt_text(small_house.built()), "nbs/01_first.ipynb, cell 6", "fig-line", "6 words")
-
-
-@pytest.mark.parametrize(
-    "image",
-    ["![](a.svg)", "![a.svg](a.svg)", '<img src="a.svg">', '<img src="a.svg" alt="A line">',
-     "```{figure} a.svg\n:name: fig-a\n```", "```{image} a.svg\n:alt: A line\n```"],
-)  # fmt: skip
-def test_an_image_without_alt_text(small_house, image):
-    small_house.chapters["00_ground.ipynb"].append(markdown(image))
-    only(house.figures_have_alt_text(small_house.built()), "nbs/00_ground.ipynb, cell 5", "a.svg", "6 words")
-
-
-def test_an_image_with_alt_text(small_house):
-    alt = "A line that rises from left to right"
-    text = f"![{alt}](a.svg)\n\n<img src='a.svg' alt='{alt}'>\n\n```{{image}} a.svg\n:alt: {alt}\n```"
-    small_house.chapters["00_ground.ipynb"].append(markdown(text))
-    assert house.figures_have_alt_text(small_house.built()) == []

@@ -62,7 +62,7 @@ def over(inputs, check, examples, phases=tuple(Phase)):
     run()
 
 
-def claim(inputs, *, tolerance=1e-10, mutant, relation="==", examples=EXAMPLES):
+def claim(inputs, *, tolerance, mutant, relation="==", examples=EXAMPLES):
     """Make one test of a claim: it holds on drawn inputs, and its mutant does not.
 
     Parameters
