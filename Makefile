@@ -48,6 +48,7 @@ bench: $(READY) ## measure least squares against NumPy and scikit-learn, layers 
 
 # nbdev leaves the module of a notebook that is gone, hence rm.
 export: $(READY) ## write the library from the notebooks, and strip the notebooks of their outputs
+	$(BIN)/ruff check --select E9 nbs
 	rm -f gbattn/[!_]*.py
 	$(BIN)/nbdev_export
 	$(BIN)/nbdev_clean

@@ -8,7 +8,7 @@ __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 's
            'attend', 'Rotary', 'RotaryAngles', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache', 'StaticCache',
            'DecodeStep', 'Round', 'Trace', 'AttentionInputs', 'joined_at', 'check_tokens', 'reset_projection',
            'make_head_norm', 'make_projection', 'project', 'MultiHeadAttention', 'LinearAttention', 'TorchAttention',
-           'register', 'check_options', 'make_attention']
+           'register', 'registered', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import copy
@@ -1139,7 +1139,14 @@ class Trace(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Checked arguments of one forward pass, shared by its rounds."""
+    """Checked arguments of one forward pass, shared by its rounds.
+
+    ``mask`` and ``causal`` hide what they say, and nothing else does: with a
+    `StaticCache` the mask goes over all its places and ``causal`` is False; a mask
+    function is a tensor by now or, on a GPU, FlexAttention's block mask. ``score_mod``
+    counts places of queries from the first of these tokens on. `attend_heads` takes
+    all three as they are.
+    """
 
     x: torch.Tensor  # (B, T, D), queries are made of it
     source: torch.Tensor  # (B, S, D), keys and values are: x or the context
@@ -1333,9 +1340,14 @@ class MultiHeadAttention(nn.Module):
       raises an error if ``inputs.source is not inputs.x``;
     - ``cache_shapes()``, if there is a further round: the shapes of what `append_kv`
       stores with each suffix;
+    - ``rounds``, an attribute: how many there are, if more than one;
     - ``attend_heads``, if the attention weights are no softmax of scores, and
-      ``additive_masks = False`` if there are no scores to add a mask to;
-    - ``reset_parameters(generator)``, if there are weights outside of linear maps;
+      ``additive_masks = False`` if there are no scores to add a mask to,
+      ``can_be_causal = False`` if none can be hidden. With rotary positions features i
+      and i + K/2 of a head turn together;
+    - ``reset_parameters(generator)``, if there are weights outside of linear maps (in a
+      language model a linear map of another start is of a class of its own, which
+      overrides torch's ``reset_parameters``);
     - ``__init__``, which takes and passes on ``**options``; linear maps of the layer's
       own want its ``bias``, ``device`` and ``dtype``, too (`make_projection`).
 
@@ -1345,6 +1357,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     additive_masks = True  # whether a mask may be floats to add to the scores
+    can_be_causal = True  # as a language model wants
 
     def __init__(
         self,
@@ -1534,8 +1547,8 @@ class MultiHeadAttention(nn.Module):
             ``add_zero_attn``. Its ``batch_first`` does not matter: the layer's tokens
             are (B, T, D).
         **options
-            Further arguments of the layer, such as ``causal=True``; not
-            ``n_kv_heads``.
+            Further arguments of the layer, such as ``causal=True``, or ``dropout=0.0``
+            in the place of its own; not ``n_kv_heads``.
 
         Notes
         -----
@@ -1551,7 +1564,8 @@ class MultiHeadAttention(nn.Module):
         want = "neither: a key that is no token has no place here"
         require(not extended, "mha", "add_bias_kv or add_zero_attn", want)
         like = dict(dropout=mha.dropout, device=weight.device, dtype=weight.dtype)
-        layer = cls(D, mha.num_heads, bias=bias is not None, **like, **options)
+        like |= dict(bias=bias is not None) | options
+        layer = cls(D, mha.num_heads, **like)
         kv, want = layer.n_kv_heads, f"{layer.n_heads}, as n_heads"
         require(kv == layer.n_heads, "n_kv_heads", kv, want)
         with torch.no_grad():
@@ -2202,9 +2216,12 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
 
     Notes
     -----
-    In a language model, ``reset_parameters(generator)`` of the layer must set all of
-    its parameters and buffers, and these must be floating-point; to decode with a
-    cache it needs ``make_cache``, as `MultiHeadAttention` has it. Source: chapter 6.
+    A class that does not derive from `MultiHeadAttention` is called as it is, with the
+    arguments that the caller got: ``causal`` and, if given, ``mask``, ``padding``,
+    ``positions``, ``cache`` and ``score_mod``; what it ignores has no effect. In a
+    language model, ``reset_parameters(generator)`` of the layer must set all of its
+    parameters and buffers, and these must be floating-point; to decode with a cache it
+    needs ``make_cache``. Source: chapter 6.
     """
     require(isinstance(name, str) and name != "", "name", repr(name), "a name")
 
@@ -2226,6 +2243,13 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
         return layer
 
     return enter
+
+
+def registered() -> Rule:
+    """Return the rule of a name in `LAYERS`."""
+    names = ", ".join(map(repr, LAYERS))
+    want = f"one of {names}; a layer registers when its module is imported"
+    return one_of(*LAYERS)[0], want
 
 
 def check_options(argument: str, name: str, options: dict) -> None:
@@ -2265,10 +2289,6 @@ def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Modul
     -----
     Source: chapter 6.
     """
-    want = (
-        f"one of {', '.join(LAYERS)}; a layer registers when its module is imported"
-    )
-    known = isinstance(name, str) and name in LAYERS
-    require(known, "name", repr(name), want)
+    check(name=(name, registered()))
     check_options("options", name, options)
     return LAYERS[name](d_model, n_heads, **options)

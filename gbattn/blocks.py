@@ -17,7 +17,6 @@ from torch import nn
 import gbattn.boosted
 import gbattn.twicing  # noqa: F401 (both are imported for the layers they register)
 from gbattn.attention import (
-    LAYERS,
     KeyValueCache,
     Trace,
     at_least_float32,
@@ -25,6 +24,7 @@ from gbattn.attention import (
     check_tokens,
     make_attention,
     make_projection,
+    registered,
     reset_projection,
 )
 from gbattn.conventions import (
@@ -341,7 +341,7 @@ class Block(nn.Module):
             norm=(norm, one_of(*PLACEMENTS)),
             normalizer=(normalizer, one_of(*NORMALIZERS)),
             ffn=(ffn, one_of(*_ACTIVATIONS, "none")),
-            attention=(attention, one_of(*LAYERS)),
+            attention=(attention, registered()),
             d_ffn=(d_ffn, optional(COUNT)),
             attention_options=(attention_options, optional(DICTIONARY)),
             bias=(bias, FLAG),

@@ -460,8 +460,9 @@ def _estimators() -> dict[str, type]:
 
         Notes
         -----
-        With trees it repeats scikit-learn's `GradientBoostingRegressor`. With a
-        smoother, ``init="zero"`` and ``line_search=None`` it is `l2_boost`. Source:
+        With trees it repeats scikit-learn's `GradientBoostingRegressor` for squared
+        error and Huber's loss, without subsampling. With a smoother, ``init="zero"``
+        and ``line_search=None`` it is `l2_boost`. Source:
         Definition "The gradient boosting machine" of chapter 5; Friedman (2001).
         """
 

@@ -76,7 +76,7 @@ _PLAINER = {
     "norm": "Where a sublayer is normalised: pre, post or none.",
     "normalizer": "By what: layernorm, rmsnorm, dyt or derf.",
     "attention": "A registered name: multi_head, linear (with --positions learned), "
-    "twicing or boosted.",
+    "twicing or boosted; others with --imports.",
     "ffn": "The feed-forward sublayer: gelu, swiglu, relu or none.",
     "attention_options": "What that layer takes besides, as JSON, such as "
     "'{\"rounds\": 3}': rounds, kv_from, gate, dropout and so on.",
@@ -182,8 +182,27 @@ def _spelled(kind: object) -> object:
     return Annotated[kind, spec]
 
 
-_HOW = "Write the result to standard output as one JSON object."
-_JSON = Option("json", bool, False, _HOW)
+_COMMON = {
+    "json": "Write the result to standard output as one JSON object.",
+    "imports": "A module to import first, here or installed, for the attention layers "
+    "that it registers; several with commas between.",
+}
+_JSON = Option("json", bool, False, _COMMON["json"])
+_IMPORTS = Option("imports", str, "", _COMMON["imports"])
+
+
+def _import(modules: str) -> None:
+    """Import modules by their names, those in this folder, too."""
+    if modules and os.getcwd() not in sys.path:  # as python -m has it
+        sys.path.insert(0, os.getcwd())
+    for name in filter(None, modules.split(",")):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            got = f"--imports: got {name!r}; want a module in this folder or installed"
+            raise _UsageError(got) from None
 
 # %% ../nbs/Z_command_line.ipynb #b16987d2
 def _parsed(command: str, words: Sequence[str]) -> dict:
@@ -192,7 +211,7 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
     from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
     (function, _, instead), groups = COMMANDS[command], {}
-    for option in [*options(command), _JSON]:
+    for option in [*options(command), _IMPORTS, _JSON]:
         metavar = option.typed if option.word else None
         marks = [arg(help=option.help, metavar=metavar)]
         marks += [Positional] * option.word
@@ -211,6 +230,7 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
     about = inspect.getdoc(function).partition("\nParameters\n")[0]
     how = dict(prog=f"gbattn {command}", description=about.replace("`", "").strip())
     chosen = vars(tyro.cli(stand_in, args=list(words), **how))
+    _import(chosen.pop("imports"))
     for name, p in inspect.signature(function).parameters.items():
         if p.annotation in _CONFIGS:
             values = vars(chosen.pop(p.annotation))
@@ -280,7 +300,8 @@ Attention as regression, boosting inside a layer.
 
 {}
 
-gbattn COMMAND --help lists the options of a command. All take --json.
+gbattn COMMAND --help lists the options of a command. All take --json, and
+--imports MODULE for attention layers of your own.
 Exit codes: 0 done, 1 failed, 2 a word or an option is at fault (which and
 why is on standard error), 130 stopped by Ctrl-C, 143 by SIGTERM. gbattn
 --version says which version this is."""

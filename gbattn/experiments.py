@@ -9,6 +9,8 @@ __all__ = ['CATALOGUE', 'EXPERIMENTS', 'CorpusSpec', 'Arm', 'Run', 'Experiment',
 
 # %% ../nbs/17_experiments.ipynb #2f2bf7b6
 import hashlib
+import importlib
+import inspect
 import itertools
 import json
 import math
@@ -35,7 +37,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .attention import register
+from .attention import LAYERS, register
 from .boosted import Gate, GradientBoostedAttention
 from gbattn.comparison import (
     CHANGES,
@@ -258,6 +260,21 @@ def _stated(config) -> dict:
     return stated
 
 
+def _own_layers(config: ModelConfig) -> dict[type, str]:
+    """The layers of a model that are not of this library, with their source."""
+    overrides = (changes.get("attention") for changes in config.overrides.values())
+    found = {}
+    for name in filter(None, (config.attention, *overrides)):
+        kind = LAYERS[name]
+        if kind.__module__.partition(".")[0] != "gbattn":
+            try:
+                found[kind] = inspect.getsource(kind)
+            except (OSError, TypeError):
+                want = "one whose source can be read, from a module or a notebook"
+                require(False, "attention", repr(name), want)
+    return found
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run: every setting that decides its result, `varied`, what the
@@ -276,9 +293,12 @@ class Run:
     @property
     def id(self) -> str:
         """Twelve hex digits of a hash of the fields of text, model and training that
-        differ from their defaults; names of arm and experiment do not count."""
+        differ from their defaults, and of the source of a layer that is not of this
+        library; names of arm and experiment do not count."""
         parts = ("corpus", "model", "train")
         deciding = {part: _stated(getattr(self, part)) for part in parts}
+        if own := _own_layers(self.model):
+            deciding["layers"] = sorted(own.values())
         text = json.dumps(deciding, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -782,7 +802,8 @@ def _provenance(experiment: str, capture: bool) -> dict:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "not installed"
-    command = f"gbattn run {experiment}{' --capture' if capture else ''}"
+    name = experiment if experiment in EXPERIMENTS else f"{experiment}.toml"
+    command = f"gbattn run {name}{' --capture' if capture else ''}"
     return versions | {"commit": commit, "command": command}
 
 
@@ -908,16 +929,13 @@ def _finished(one: Run, folder: Path, text: str | None = None) -> Record | None:
 
 
 def _from_elsewhere(one: Run, folder: Path, text: str) -> Record | None:
-    """The record of the same run on the same text in another experiment, under the
-    name of this one."""
+    """The record of the same run on the same text in another experiment."""
     name = f"*/*-{one.id}.json"
     for path in sorted((*folder.glob(name), *folder.glob(f"{CHAPTERS}/{name}"))):
         record = _read(path, one)
         if record.settings["text"]["fingerprint"] != text:
             continue  # its folder has other files since
-        names = {key: one.settings[key] for key in ("arm", "label", "planned")}
-        settings = record.settings | names
-        return replace(record, experiment=one.experiment, settings=settings)
+        return record
     return None
 
 
@@ -958,6 +976,7 @@ def _work(
     folder: Path,
     work: Path,
     corpora: str | None,
+    modules: Iterable[str],
     progress: bool,
     capture: bool,
     failures: Path,
@@ -967,6 +986,8 @@ def _work(
     tries it again. Return the errors."""
     from filelock import FileLock, Timeout
 
+    for module in modules:  # of layers that are not of this library
+        importlib.import_module(module)
     errors: list[Exception] = []
 
     def over(one: Run) -> bool:
@@ -1000,6 +1021,12 @@ def _work(
                         record = _perform(one, place, corpora, progress, capture)
                         more = _provenance(one.experiment, capture)
                         record = replace(record, provenance=record.provenance | more)
+                    else:
+                        report(number, one, f"has run for {record.experiment}")
+                        names = ("arm", "label", "planned")
+                        more = {key: one.settings[key] for key in names}
+                        more = dict(settings=record.settings | more)
+                        record = replace(record, experiment=one.experiment, **more)
                     record.save(one.name, _folder_of(one.experiment, folder).parent)
                     shutil.rmtree(place / "checkpoints", ignore_errors=True)
                 except Timeout:
@@ -1051,7 +1078,7 @@ _START = (
 def _wait_for_workers(count: int, share: tuple) -> list[int]:
     """Give so many processes the same share of work; return their exit codes."""
     path = [str(Path(sys.modules["gbattn"].__file__).parent.parent)]
-    path += filter(None, [os.environ.get("PYTHONPATH")])
+    path += filter(None, [os.environ.get("PYTHONPATH"), *sys.path])
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     processes = []
     try:
@@ -1241,6 +1268,13 @@ def run(
     profile()
     for one in left:
         check_precision(one.train.precision)
+    models = {repr(one.model): one.model for one in left}.values()
+    for config in models:
+        model_cost(config)  # a layer that nobody has counted
+    modules = {kind.__module__ for config in models for kind in _own_layers(config)}
+    alone = workers == 1 and cluster is None
+    want = "1, or each layer in a module, for other processes to import"
+    require(alone or "__main__" not in modules, "workers", workers, want)
     corpus, vocab_size = (
         experiment.corpus.load(corpora),
         experiment.corpus.vocab_size,
@@ -1256,14 +1290,14 @@ def run(
     check_writable("work", work)
     if cluster is not None:
         executor = _executor(cluster, work / "jobs")
-        places = folder, work, corpora
+        places = folder, work, corpora, modules
         failed, codes = _wait_for_jobs(executor, left, places, capture), []
     else:
         with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
             failures = Path(place) / "failures"
             failures.touch()
             shown = progress and workers == 1
-            share = runs, folder, work, corpora, shown, capture, failures
+            share = runs, folder, work, corpora, modules, shown, capture, failures
             if workers == 1:
                 for error in _work(*share):
                     raise error

@@ -31,7 +31,6 @@ from gbattn.attention import (
     same_document,
 )
 from .blocks import Block, make_normalizer
-from .boosted import Gate
 from gbattn.conventions import (
     COUNT,
     FLAG,
@@ -397,13 +396,16 @@ class ModelConfig:
         try:
             rows = max(self.vocab_size, self.max_length)
             torch.empty(rows, self.d_model, device="meta")  # the tables
-            Block(self.d_model, self.n_heads, **options, device="meta")
+            block = Block(self.d_model, self.n_heads, **options, device="meta")
         except (RuntimeError, TypeError) as error:  # of torch, when bytes overflow
             message = str(error).splitlines()[0]
             if isinstance(error, TypeError) and "Overflow" not in message:
                 raise
             got = f"sizes that torch refuses ({message})"
             require(False, "config", got, "smaller ones")
+        fits = getattr(block.attention, "can_be_causal", True)
+        want = "a layer that can be causal, as a language model is"
+        require(fits, "attention", repr(options["attention"]), want)
 
     @property
     def normalizes_last(self) -> bool:
@@ -573,17 +575,18 @@ class LanguageModel(nn.Module):
             and on ``init_std``, and on nothing else: models that share a name share
             its weight. An attention layer of your own draws what is neither in a
             linear map nor in a table from a generator with a seed for its name.
+            A linear map or table with a ``reset_parameters`` of its own class, such as
+            `gbattn.boosted.Gate`, sets itself.
         """
         check(seed=(seed, INTEGER))
         layers = [block.attention for block in self.blocks]
         for name, module in self.named_modules():
-            if isinstance(module, Gate):
-                module.reset_parameters()
-            elif isinstance(module, nn.Linear | nn.Embedding):
+            reset = getattr(type(module), "reset_parameters", None)
+            if reset in (nn.Linear.reset_parameters, nn.Embedding.reset_parameters):
                 self._draw_matrix(module.weight, _seed_of(seed, f"{name}.weight"))
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
-            elif hasattr(module, "reset_parameters"):
+            elif reset is not None:
                 own = _tensors_to_reset(module, module in layers)
                 if own and module in layers:
                     generator = torch.Generator(own[0].device)

@@ -103,9 +103,10 @@ class FastWeights:
         each token's squared error; ``recursive_least_squares`` keeps the
         least-squares memory of all tokens.
     rate : float
-        Step size of ``delta``, positive. Stable while ``rate`` · ‖k‖² < 2.
+        Step size of ``delta``, positive; other rules have none. Stable while ``rate`` · ‖k‖² < 2.
     ridge : float
-        Penalty of ``recursive_least_squares``; `stream` needs a positive one.
+        Penalty of ``recursive_least_squares``, and of no other rule; `stream` needs a
+        positive one.
     forgetting : float
         Factor from 1e-6 to 1 by which the weight of a token, and of the ridge, falls
         with each later token. Not for ``delta``, which forgets by overwriting.

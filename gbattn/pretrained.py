@@ -396,7 +396,8 @@ class GbattnModel(GbattnPreTrainedModel):
             shapes = block.attention.cache_shapes()
             block.layer_idx = number
             # A round stores keys and values in one; a shift, those before it mixes them.
-            rounds = [name for name in shapes if "value" not in name]
+            pairs = {name.replace("key", "value") for name in shapes if "key" in name}
+            rounds = [name for name in shapes if name not in pairs]
             self.extras.append(self.extras[-1] + len(rounds) - 1)
             of_tokens = (len(shapes[name]) == 2 or "last" in name for name in shapes)
             self.cacheable &= all(of_tokens)
@@ -828,9 +829,9 @@ for _kind in BOOSTED.values():
 def _check_boost(model, rounds, kv_from, layers, gate, freeze) -> list[int]:
     names = ", ".join(kind.__name__ for kind in (*BOOSTED, GbattnForCausalLM))
     fits = type(model) in BOOSTED or type(model) is GbattnForCausalLM
-    require(
-        fits, "model", type(model).__name__, f"one of {names}, not derived from it"
-    )
+    got = type(model).__name__
+    got += ", boosted already" if type(model) in BOOSTED.values() else ""
+    require(fits, "model", got, f"one of {names}, not derived from it")
     check(
         rounds=(rounds, COUNT),
         kv_from=(kv_from, one_of("residual", "input")),
@@ -890,7 +891,8 @@ def boost(
     layers : list of int, optional
         Which layers, from 0; all by default.
     freeze : bool
-        Whether only the new weights get a gradient.
+        Whether only the new weights get a gradient. A saved model does not know: after
+        `from_pretrained` call ``requires_grad_(False)`` on what is to stay.
 
     Returns
     -------

@@ -199,7 +199,7 @@ class SinkhornAttention(MultiHeadAttention):
     for its rounds with such weights. Source: chapter 24; Sander et al. (2022).
     """
 
-    additive_masks = False
+    additive_masks = can_be_causal = False
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 A notebook that the cache has, with the same code, does not run again. The first one that fails ends it.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -57,4 +58,6 @@ def run(folder):
 
 
 if __name__ == "__main__":
-    run(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cache", help="the folder of the cache, made if it is not there")
+    run(parser.parse_args().cache)

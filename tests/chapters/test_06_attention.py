@@ -650,6 +650,7 @@ def test_a_layer_from_torch_keeps_its_options_and_is_a_copy():
         ours.query.weight.zero_()
     assert torch.equal(theirs.in_proj_weight, before)
     assert type(LinearAttention.from_torch(nn.MultiheadAttention(8, 2))) is LinearAttention
+    assert MultiHeadAttention.from_torch(theirs, dropout=0.0).dropout == 0
 
 
 def test_the_opposite_mask_is_noticed():
@@ -1326,7 +1327,7 @@ def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
         (lambda: LINEAR(X, mask=torch.zeros(3, 3)), "mask: got dtype torch.float32; want torch.bool: without"),
         (lambda: LINEAR(X, mask=BOOLEAN, **cached(LINEAR)), r"mask: got shape \(3, 3\); want \(1, S\) or"),
         (lambda: LINEAR.explain(X, **cached(LINEAR)), "cache: got a cache; want None in explain"),
-        (lambda: make_attention("quadratic", 8, 4), "name: got 'quadratic'; want one of multi_head, linear"),
+        (lambda: make_attention("quadratic", 8, 4), "name: got 'quadratic'; want one of 'multi_head', .*; a layer"),
         # torch's layer, and its place
         (lambda: MultiHeadAttention.from_torch(nn.Linear(2, 2)), "mha: got Linear.*; want a torch.nn.MultiheadA"),
         (lambda: MultiHeadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=4)),

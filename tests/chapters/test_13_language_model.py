@@ -453,10 +453,7 @@ class Own(MultiHeadAttention):
 
 @pytest.fixture
 def own(monkeypatch):
-    layers = dict(attention.LAYERS)
-    for module in (attention, sys.modules["gbattn.blocks"]):
-        monkeypatch.setattr(module, "LAYERS", layers)
-    register("own")(Own)
+    monkeypatch.setitem(attention.LAYERS, "own", Own)
     return lambda forget=None: config_of(attention="own", attention_options={"forget": forget})
 
 

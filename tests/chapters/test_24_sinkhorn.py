@@ -11,6 +11,7 @@ from claims import claim
 from gbattn.attention import MultiHeadAttention, make_attention, padding_mask
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.cost import attention_cost, count_flops, count_saved_bytes, count_traffic_bytes
+from gbattn.language_model import ModelConfig
 from gbattn.sinkhorn import SinkhornAttention, sinkhorn_potentials, sinkhorn_weights
 from gbattn.twicing import TwicingAttention
 
@@ -330,6 +331,12 @@ def test_its_cost_is_what_torch_counts(options, context):
 def test_it_is_registered():
     assert isinstance(make_attention("sinkhorn", 8, 2, iterations=4), SinkhornAttention)
     assert "iterations=4" in repr(make_attention("sinkhorn", 8, 2, iterations=4))
+
+
+def test_it_is_no_layer_of_a_language_model():
+    """Which would read the tokens to come."""
+    with pytest.raises(ValueError, match="attention: got 'sinkhorn'; want a layer that can be causal"):
+        ModelConfig(vocab_size=9, attention="sinkhorn")
 
 
 X = torch.ones(1, 4, 8)

@@ -396,7 +396,7 @@ def test_boost_takes_a_model_once_and_unboost_what_boost_returned(gp):
     model = family("llama")
     with pytest.raises(ValueError, match="model: got LlamaForCausalLM; want a model that boost returned"):
         gp.unboost(model)
-    with pytest.raises(ValueError, match="model: got BoostedLlamaForCausalLM; want one of"):
+    with pytest.raises(ValueError, match="model: got BoostedLlamaForCausalLM, boosted already; want one of"):
         gp.boost(gp.boost(model))
     with pytest.raises(ValueError, match="boosting: got none"):
         gp.BoostedGPT2LMHeadModel(gp.BoostedGPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40))

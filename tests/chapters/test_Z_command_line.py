@@ -1208,6 +1208,52 @@ def test_an_experiment_of_ones_own(text, tmp_path, call, result, monkeypatch):
     refused(call("compare", tmp_path / "none.toml", *place), 2, "none.toml; want a TOML file")
 
 
+LAYER = """from gbattn.attention import MultiHeadAttention, register
+from gbattn.cost import COUNTS, counts
+
+@register("doubled")
+class Doubled(MultiHeadAttention):
+    def attend_heads(self, inputs, q, k, v):
+        F, A = super().attend_heads(inputs, q, k, v)
+        return 2 * F, A
+
+counts(Doubled)(COUNTS[MultiHeadAttention])
+"""
+
+
+def test_a_layer_of_ones_own(text, tmp_path):
+    """In a module here: it is known to the workers, too, and another source is another run."""
+    words = ["run", "own.toml", "--results", "results", "--work", "work", "--workers", "2"]
+    environment = os.environ | {"GBATTN_CORPORA": str(Path(text).parent)}
+
+    def gbattn(*words):
+        options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run([*PROGRAM, *words], **options)
+
+    (tmp_path / "own.toml").write_text(OWN.replace("twicing", "doubled"))
+    (tmp_path / "my_layer.py").write_text(LAYER)
+    done = gbattn(*words)
+    assert done.returncode == 1 and "got 'doubled'; want one of 'multi_head'" in done.stderr
+    assert "a layer registers when its module is imported" in done.stderr
+    done = gbattn(*words, "--imports", "my_lair")
+    assert done.returncode == 2 and "--imports: got 'my_lair'; want a module in this folder" in done.stderr
+    done = gbattn(*words, "--imports", "my_layer")
+    assert done.returncode == 0 and "4 of   4 runs" in done.stdout, done.stderr
+    records = {path.name: json.loads(path.read_text()) for path in (tmp_path / "results" / "own").iterdir()}
+    assert len(records) == 4
+    assert all(one["provenance"]["command"] == "gbattn run own.toml" for one in records.values())
+    (tmp_path / "own_copy.toml").write_text((tmp_path / "own.toml").read_text())
+    done = gbattn("run", "own_copy.toml", *words[2:], "--imports", "my_layer")
+    assert done.returncode == 0 and done.stderr.count(": has run for own\n") == 4, done.stderr
+    (tmp_path / "my_layer.py").write_text(LAYER.replace("2 * F", "3 * F"))
+    done = gbattn("compare", "own.toml", *words[2:4], "--imports", "my_layer")
+    assert "2 of 4 runs are in" in done.stdout, done.stdout
+    (tmp_path / "my_layer.py").write_text(LAYER.replace("2 * F", "4 * F").partition("counts(Doubled)")[0])
+    done = gbattn("run", "own.toml", *words[2:], "--imports", "my_layer")
+    assert done.returncode == 1 and "want a layer whose count is registered" in done.stderr
+    assert ": starts" not in done.stderr
+
+
 def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
     listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}

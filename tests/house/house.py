@@ -270,7 +270,7 @@ def library(root):
 
 
 def library_is_what_the_notebooks_export(root):
-    cure = "run 'make export', and commit notebooks and library together."
+    cure = "run 'make export', and commit notebooks and library together (it drops what was edited in gbattn/)."
     with tempfile.TemporaryDirectory() as folder:
         try:
             fresh = exported(root, Path(folder))
