@@ -674,7 +674,8 @@ SETTINGS = (
     setting("four times the text", "mini-fourfold", **_HIDE),
     setting("four times the text and the updates", "length", _ONE),
     setting("rotary positions, short warm-up", "mini-rotary"),
-    setting("rotary positions, long warm-up", "shift-rotary", **_HIDE),
+    setting("rotary positions, 0.008, long warm-up", "shift-rotary-common", **_HIDE),
+    setting("rotary positions, each at its rate", "shift-rotary", **_HIDE),
     setting("gutenberg-en, short warm-up", "mini-gutenberg", _ONE),
     setting("gutenberg-en, long warm-up, 0.008", "shift-gutenberg-plain"),
     setting("one pass, width 96, short warm-up", "one-pass", _ONE),
@@ -900,6 +901,7 @@ def settings_table(report: Report) -> object:
         "Wikipedia": (plain, _WARM, "shift", _AGAIN),
         "gutenberg-en": ("shift-gutenberg-plain",) * 2 + ("shift-gutenberg",) * 2,
         "one pass, width 96": ("shift-one-pass",) * 4,
+        "rotary positions, 0.008 for all": ("shift-rotary-common",) * 4,
         "rotary positions": ("shift-rotary",) * 4,
         "width 96": ("ladder-96",) * 2 + ("shift-96",) * 2,
     }
