@@ -1206,7 +1206,8 @@ def run(
 
     Safe to interrupt at any moment and to start again, here or in several processes
     at once: each finished run is one record, an unfinished one goes on from its
-    last checkpoint, and processes that share ``work`` do no run twice.
+    last checkpoint, and processes that share ``work`` and ``folder`` do no
+    run twice.
 
     Parameters
     ----------
