@@ -529,7 +529,7 @@ def _check_documents(model: nn.Module, document_end: int | None) -> None:
 
 
 def _packed(batch: Batch, end: int | None) -> Batch | PackedBatch:
-    """The windows, with their documents if a token ends each."""
+    """The windows of a batch, with their documents if a token ends each."""
     return batch if end is None else pack_documents(batch, end)
 
 
