@@ -88,13 +88,13 @@ SYMBOLS: dict[str, Symbol] = {
     "r": Symbol("r", "the residual, target − F", ("n", "c")),
     "g": Symbol(
         "g",
-        "gate or shrinkage: one number, or one for each feature, or for each of each token",
+        "gate or shrinkage: one number, or one for each feature, or for each feature of each token",
     ),
 }
 
 # %% ../nbs/00_conventions.ipynb #0c55ef8a
 def require(condition: bool, argument: str, got: object, want: str) -> None:
-    """Raise the one error of the library, a ValueError with the sentence
+    """Raise the error for a bad argument, a ValueError with the sentence
     ``argument: got …; want …``, unless `condition` holds.
 
     Parameters
@@ -518,7 +518,7 @@ COLOURS: dict[str, str] = {
 
 def colour_of(method: str) -> str:
     """Return the colour, as a hex string, that a method of `COLOURS` has in every
-    figure of the book; the palette is after Okabe and Ito (2008)."""
+    figure of the book; six of them are those of Okabe and Ito (2008)."""
     known = "one of " + ", ".join(COLOURS)
     require(method in COLOURS, "method", repr(method), known)
     return COLOURS[method]

@@ -197,6 +197,7 @@ TOKENIZERS = ("byte-level", "published")
 
 
 def check_recipe(argument: str, recipe: str, vocab_size: int) -> None:
+    """Check a kind of tokenizer, one of `TOKENIZERS`, and the size of its vocabulary."""
     check(**{argument: (recipe, one_of(*TOKENIZERS))})
     least = 256 if recipe == "byte-level" else 2
     want = f"an integer, {least} or more, at most 2**24"
@@ -698,6 +699,7 @@ def file_checksum(path: Path) -> str:
 
 
 def manifest_checksum(manifest: dict) -> str:
+    """Return the checksum of a manifest, of everything in it but its field sha256."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 

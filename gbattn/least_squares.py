@@ -132,7 +132,7 @@ def whiten(
     mode: str = "accurate",
 ) -> torch.Tensor:
     """Return L with L Lᵀ = (XᵀX + ridge·I)⁺, so that X L has orthonormal columns
-    when ridge = 0.
+    when ridge = 0 and X has full column rank.
 
     Parameters
     ----------
