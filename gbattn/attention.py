@@ -1538,7 +1538,7 @@ class MultiHeadAttention(nn.Module):
         cls, mha: nn.MultiheadAttention, **options
     ) -> "MultiHeadAttention":
         """Return a layer with a copy of the weights of torch's own, and its dropout,
-        dtype, device and mode.
+        dtype, device and mode; frozen weights stay frozen.
 
         Parameters
         ----------
@@ -1568,12 +1568,15 @@ class MultiHeadAttention(nn.Module):
         layer = cls(D, mha.num_heads, **like)
         kv, want = layer.n_kv_heads, f"{layer.n_heads}, as n_heads"
         require(kv == layer.n_heads, "n_kv_heads", kv, want)
+        take = lambda new, old, part: new.copy_(part).requires_grad_(old.requires_grad)
         with torch.no_grad():
             for i, linear in enumerate((layer.query, layer.key, layer.value)):
-                linear.weight.copy_(weight.chunk(3)[i])
+                take(linear.weight, weight, weight.chunk(3)[i])
                 if bias is not None:
-                    linear.bias.copy_(bias.chunk(3)[i])
-        layer.out.load_state_dict(mha.out_proj.state_dict())
+                    take(linear.bias, bias, bias.chunk(3)[i])
+            outs = layer.out.parameters(), mha.out_proj.parameters()
+            for new, old in zip(*outs, strict=True):
+                take(new, old, old)
         return layer.train(mha.training)
 
     def to_torch(self) -> nn.MultiheadAttention:

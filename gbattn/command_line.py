@@ -417,7 +417,8 @@ def main(words: Sequence[str] | None = None) -> int:
         code = 143 if isinstance(stop, _Terminated) else 130
         why = f"\n{about}: stopped; {stop}".rstrip("; ")
     except ModuleNotFoundError as error:
-        code, why = 1, f"{about}: needs {error.name}: pip install 'gbattn[cli]'"
+        cure = "pip install 'gbattn[cli] @ git+https://github.com/gbattn/gbattn'"
+        code, why = 1, f"{about}: needs {error.name}: {cure}"
     except _UsageError as error:
         why = f"{about}: {' '.join(str(error).split())} (see {about} --help)"
         code = 2

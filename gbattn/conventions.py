@@ -348,7 +348,8 @@ def check_packages(extra: str, *packages: str, also: str = "") -> None:
     """Check that packages of an extra of gbattn are installed."""
     for package in packages:
         found = find_spec(package) is not None
-        cure = f"pip install 'gbattn[{extra}]'{also}"
+        home = "git+https://github.com/gbattn/gbattn"
+        cure = f"pip install 'gbattn[{extra}] @ {home}'{also}"
         require(found, package, "a Python that cannot import it", cure)
 
 

@@ -256,7 +256,7 @@ class InTransformers:
 
     def forward(self, x, mask=None, angles=None, cache=None, weights=False):
         """Return the output (B, T, D) and, if asked for, the attention weights of
-        round 0, (B, H, T, S)."""
+        round 0, (B, H, T, S). No mask means causal attention."""
         if weights and self.training and self.dropout:
             want = "no dropout of weights while training, or attn_implementation='sdpa'"
             require(False, "dropout", self.dropout, want)

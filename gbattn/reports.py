@@ -778,8 +778,11 @@ class Shifted(NamedTuple):
     rules: tuple[bool, bool] | None
 
 
-def shifted(report: Report, more: str = "shift-again") -> Shifted:
-    """Return what experiment E0 decides, by the rule of its plan (appendix Y).
+def shifted(
+    report: Report, name: str = "shift", more: str = "shift-again"
+) -> Shifted:
+    """Return what experiment E0, or the same in another setting, the experiment
+    ``name``, decides, by the rule of its plan (appendix Y).
 
     Rule 1, *the gain is a cheap previous token*: the interval of boosted − standard
     does not reach below −`MARGIN` percent. Rule 2, *there is more to it*: that of
@@ -788,7 +791,7 @@ def shifted(report: Report, more: str = "shift-again") -> Shifted:
     ones. A comparison with a run that diverged, or with a rate at the edge of its
     grid, meets no rule.
     """
-    name, confidence = "shift", 0.95
+    confidence = 0.95
     while True:
         rows, doubts = [], []
         for baseline in ("standard_shift", "wider_flops_shift"):
@@ -806,13 +809,16 @@ def shifted(report: Report, more: str = "shift-again") -> Shifted:
         name, confidence = f"{name}+{more}", 0.975
 
 
-def judge_previous_token(report: Report) -> None:
-    """Put the two rules of E0 to the test, or print why that is not possible yet."""
-    of = shifted(report)
+def judge_previous_token(report: Report, setting: str | None = None) -> None:
+    """Put the two rules of E0 to the test, or in another setting rule 1, or print why
+    that is not possible yet."""
+    of = shifted(report, setting, more="") if setting else shifted(report)
     claims = (
         "the gain is a cheap previous token: boosted − standard, both shifted",
         "there is more to it: boosted − wider by FLOPs, both shifted",
     )
+    if setting:
+        claims = (f"{setting}, rule 1: boosted − standard, both shifted",)
     for place, (claim, limit) in enumerate(zip(claims, (-MARGIN, 0))):
         row, why = of.rows[place], of.doubts[place]
         if of.rules is None or why:

@@ -551,6 +551,17 @@ def twins(D=8, H=2, bias=True):
     return theirs, MultiHeadAttention.from_torch(theirs)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_was_frozen_in_torchs_layer_stays_frozen(bias):
+    theirs, _ = twins(bias=bias)
+    theirs.out_proj.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs)
+    assert {name for name, w in ours.named_parameters() if not w.requires_grad} == {
+        name for name, _ in ours.named_parameters() if name.startswith("out.")
+    }
+    assert not any(w.requires_grad for w in MultiHeadAttention.from_torch(theirs.requires_grad_(False)).parameters())
+
+
 B, T, S = 2, 5, 4
 SEEN = torch.rand(B * 2, T, T, generator=torch.Generator().manual_seed(3)) > 0.4
 SEEN |= torch.eye(T, dtype=torch.bool)  # nobody sees nothing: there torch has NaN

@@ -566,8 +566,9 @@ def test_a_cache_is_carried_to_a_machine_without_the_packages(corpus, folder, tm
     assert done.returncode == 0, done.stderr
     lines = done.stdout.removeprefix(TEXTS["test"]).splitlines()
     assert lines[0].split() == [str(len(TEXTS["test"].encode())), str(len(corpus.train))]
-    error = "got a Python that cannot import it; want pip install 'gbattn[data]', or open_corpus"
-    assert all(line.startswith("tokenizers: " + error) for line in lines[1:4])
+    install = "pip install 'gbattn[data] @ git+https://github.com/gbattn/gbattn'"
+    error = f"tokenizers: got a Python that cannot import it; want {install}, or open_corpus"
+    assert all(line.startswith(error) for line in lines[1:4])
     assert lines[4] == "[]"
 
 

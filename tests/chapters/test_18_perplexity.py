@@ -330,6 +330,16 @@ def test_what_the_shift_decides(outcome, shift_reports, capsys):
     assert f"{20 if again else 10} pairs" in printed or state == "waiting"
 
 
+@pytest.mark.parametrize(
+    "outcome, verdict", {"rule 1": "holds", "rule 2": "DOES NOT HOLD", "again open": "DOES NOT HOLD"}.items()
+)
+def test_rule_1_in_another_setting_looks_once(outcome, verdict, shift_reports, capsys):
+    reports.judge_previous_token(shift_reports[outcome], "shift")
+    printed = capsys.readouterr().out
+    assert "shift, rule 1" in printed and "10 pairs" in printed and "95 % interval not below" in printed
+    assert printed.count("verdict") == printed.count(f"verdict     {verdict}") == 1
+
+
 def test_a_rate_at_the_edge_meets_no_rule(tmp_path):
     train = {key: x for key, x in TOY.train.items() if key != "learning_rate"}
     arms = tuple(Arm(name=name) for name in SHIFTED)

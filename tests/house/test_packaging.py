@@ -192,7 +192,7 @@ for name in ("multi_head", "linear", "twicing", "boosted"):
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    cure = "sklearn: got a Python that cannot import it; want pip install 'gbattn[estimators]'"
+    cure = "sklearn: got a Python that cannot import it; want pip install 'gbattn[estimators] @ git+https://github.com/gbattn/gbattn'"
     estimators = ("GradientBoosting", "GradientBoostingClassifier", "LeastSquares")
     assert sorted(result.stdout.splitlines()) == [f"{name} {cure}" for name in estimators]
 
