@@ -575,7 +575,7 @@ def test_a_cache_is_carried_to_a_machine_without_the_packages(corpus, folder, tm
 def test_without_the_reader_of_text(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        ValueError, match=r"datasets: got a Python that cannot import it; want pip install 'gbattn\[data\]'"
+        ValueError, match=r"datasets: got a Python that cannot import it; want pip install 'gbattn\[data\] @"
     ):
         load_corpus("wikitext-2", cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
