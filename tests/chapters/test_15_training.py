@@ -1481,7 +1481,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path):
 @pytest.mark.parametrize("package", ["accelerate", "filelock", "safetensors"])
 def test_a_missing_package_is_named_before_the_work(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    cure = rf"{package}: got a Python that cannot import it; want pip install 'gbattn\[train\]'"
+    cure = rf"{package}: got a Python that cannot import it; want pip install 'gbattn\[train\] @"
     with pytest.raises(ValueError, match=cure):
         run(folder=tmp_path)
     assert not list(tmp_path.iterdir())
