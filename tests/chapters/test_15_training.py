@@ -1212,6 +1212,14 @@ def test_a_model_that_is_timed_keeps_its_weights(positions):
     assert all(p.grad is None for model in models for p in model.parameters())
 
 
+def test_a_step_and_a_written_token_are_told_apart(monkeypatch):
+    """Medians of three rounds, after one that is not counted."""
+    seconds = iter([100, 200, 2, 12, 1, 30, 3, 15])
+    monkeypatch.setattr("gbattn.training.call_seconds", lambda call, device: next(seconds))
+    model = LanguageModel(ModelConfig(vocab_size=30, max_length=8, d_model=8, n_layers=1, n_heads=2))
+    assert measure_speed([model], batch_size=2, rounds=3, new_tokens=3) == [(2, 5)]
+
+
 @pytest.mark.parametrize("wrong", [dict(batch_size=0), dict(rounds=1.5), dict(new_tokens=True), dict(models=[3])])
 def test_nothing_else_is_timed(wrong):
     ((name, value),) = wrong.items()

@@ -40,7 +40,7 @@ from gbattn.experiments import (
     status_of,
 )
 from gbattn.language_model import LanguageModel, model_cost
-from gbattn.training import checkpoints
+from gbattn.training import checkpoints, evaluate
 
 STANDARD, WIDER, BOOSTED = EXPERIMENTS["quick"].arms
 
@@ -304,8 +304,8 @@ def corpora(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpora")
     (folder / "tiny").mkdir()
     words = np.random.default_rng(0).choice(["a cat", "the dog", "sat", "ran", "on a mat", "and"], 4000)
-    for split, n in (("train", 4000), ("valid", 300), ("test", 300)):
-        (folder / "tiny" / f"{split}.txt").write_text(" ".join(words[:n]) + "\n")
+    for split, part in (("train", words), ("valid", words[:300]), ("test", words[300:650])):
+        (folder / "tiny" / f"{split}.txt").write_text(" ".join(part) + "\n")
     os.environ["GBATTN_CACHE"] = str(folder / "cache")
     return folder
 
@@ -340,7 +340,7 @@ def finished(corpora, tmp_path_factory):
     return place, go(corpora, place)
 
 
-def test_a_record_is_complete(finished):
+def test_a_record_is_complete(finished, corpora):
     place, records = finished
     assert len(records) == 4
     wanted = ["parameters", "non_embedding", "training_flops", "tokens", "seconds", "steps", "best_step", "diverged"]
@@ -361,6 +361,13 @@ def test_a_record_is_complete(finished):
         model = LanguageModel.from_pretrained(place / "work" / one.id / "model")
         assert model.config == one.model
         assert not (place / "work" / one.id / "checkpoints").exists()
+        assert m["best_step"] == m["curve_step"][np.argmin(m["curve_loss"])]
+        assert m["seconds_per_step"] == pytest.approx(m["seconds"] / 8, abs=0.002)
+        text = one.corpus.load(corpora)
+        for split in ("valid", "test"):
+            known = evaluate(model, getattr(text, split), length=16, n_bytes=text.scored_bytes(split))
+            found = [m[f"{split}_{what}"] for what in ("loss", "perplexity", "bits_per_byte", "tokens")]
+            assert found == pytest.approx([known.loss, known.perplexity, known.bits_per_byte, known.n_tokens])
 
 
 def test_what_is_finished_is_not_run_again(finished, corpora, monkeypatch):

@@ -165,6 +165,12 @@ def test_eager_attention_shows_its_weights_and_the_hidden_states(gp):
     for weights, trace in zip(output.attentions, traces.traces):
         assert torch.allclose(weights, trace.rounds[0].weights, atol=1e-5)
     assert torch.allclose(output.hidden_states[1], traces.hidden_states[1], atol=1e-5)
+    embedded = copied(inputs_embeds=copied.get_input_embeddings()(IDS))
+    assert torch.allclose(embedded.logits, output.logits, atol=1e-6)
+    linear = gp.GbattnForCausalLM.from_language_model(book_model("linear"))
+    wanted = linear(IDS, attention_mask=REAL).logits
+    linear.set_attn_implementation("eager")  # a mask of floats, for a layer that takes a boolean one
+    assert torch.allclose(linear(IDS, attention_mask=REAL).logits[REAL > 0], wanted[REAL > 0], atol=1e-5)
     dropping = gp.GbattnForCausalLM.from_language_model(
         LanguageModel(ModelConfig(**SIZES, attention_options=dict(dropout=0.5)))
     ).train()

@@ -280,6 +280,12 @@ def test_a_claim_quoted_in_a_code_block_is_none(small_house):
     assert house.every_claim_has_a_check_and_a_mutant(small_house.built()) == []
 
 
+def test_a_claim_whose_check_is_switched_off(small_house):
+    (place,) = (name for name, text in small_house.files.items() if text == CLAIM)
+    small_house.files[place] = CLAIM.replace("@claim", "@pytest.mark.skip\n@claim")
+    only(house.every_claim_has_a_check_and_a_mutant(small_house.built()), "'thm-one' is claimed and not checked")
+
+
 def test_a_claim_checked_twice(small_house):
     small_house.files["tests/test_again.py"] = CLAIM
     only(house.every_claim_has_a_check_and_a_mutant(small_house.built()), "'thm-one' has 2 tests")

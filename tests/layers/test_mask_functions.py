@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from test_layers import EXACT, FEW, FEW_SOFTMAX, LENGTHS, SAME_TEXT, TEXT, D, H,
 from torch.nn.attention.flex_attention import and_masks, create_mask, flex_attention
 
 from gbattn.attention import (
-    MultiHeadAttention,
     alibi,
     attend,
     attention_weights,
@@ -311,7 +311,8 @@ def test_block_masks_are_for_a_gpu_alone():
     from gbattn.attention import _flex_kernel_for
 
     assert not _flex_kernel_for(torch.ones(1))
-    assert isinstance(MultiHeadAttention(D, H)(tokens(dtype=torch.float32), mask=sliding_window(2)), torch.Tensor)
+    there = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+    assert [*map(_flex_kernel_for, there)] == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
