@@ -712,6 +712,16 @@ def test_hutchinson_agrees_with_the_exact_jacobian(direction, options):
     assert exact.J[fixed] == 1 and abs(exact.K[fixed]) < 1e-12
 
 
+def test_the_error_is_the_scatter_over_seeds():
+    g = torch.Generator().manual_seed(3)
+    blocks = initialize(stack(2), Sigmas(), generator=g)
+    x = equiangular_tokens(4, 16, generator=g, dtype=F64)
+    runs = [measure(blocks, x, draws=5, generator=g, progress=False) for _ in range(60)]
+    scatter = torch.stack([run.J for run in runs]).std(0)
+    error = torch.stack([run.error for run in runs]).square().mean(0).sqrt()
+    torch.testing.assert_close(error, scatter, rtol=0.3, atol=0)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_exact_norms_are_those_of_the_whole_jacobian(causal):
     g = torch.Generator().manual_seed(2)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from gbattn import diagnostics
-from gbattn.attention import LAYERS, MultiHeadAttention, causal_mask, register
+from gbattn.attention import LAYERS, MultiHeadAttention, causal_mask, merge_heads, register
 from gbattn.boosted import alignment, functional_gradient
 from gbattn.corpora import Batch
 from gbattn.diagnostics import (
@@ -343,8 +344,7 @@ def test_the_distance_of_two_attentions():
 
 def test_a_starved_token_is_found_and_whether_round_1_attends_to_it():
     T, means = 40, Means()
-    first = torch.eye(T)[:, :1].expand(T, T).mT.clone()  # all attend to token 0
-    first = torch.zeros(T, T)
+    first = torch.zeros(T, T)  # all attend to token 0
     first[:, 0] = 1
     second = causal_mask(T).float() / torch.arange(1, T + 1)[:, None]
     rounds = [diagnostics.Round(A[None, None]) for A in (first, second)]
@@ -352,6 +352,9 @@ def test_a_starved_token_is_found_and_whether_round_1_attends_to_it():
     assert means.mean("starved") == pytest.approx(23 / 24)  # of 24 places, all but the first
     assert means.mean("received") == pytest.approx(1, abs=1e-5)
     assert means.mean("round0.entropy") == 0 and means.mean("divergence") > 0.5
+    means = Means()
+    diagnostics._add_weights(means, "", [diagnostics.Round(A[None, None]) for A in (first, torch.eye(T))])
+    assert means.mean("rescued") == pytest.approx(9 / 23)  # key i gets 1/(1/(i + 1) + … + 1/40): enough from i = 15 on
 
 
 def test_the_distance_to_a_hull():
@@ -363,6 +366,19 @@ def test_the_distance_to_a_hull():
     values = torch.randn(50, 30, 8, generator=rng)
     inside = (torch.randn(50, 1, 30, generator=rng).softmax(-1) @ values)[:, 0]
     assert hull_distance(inside, values).max() < 2e-3
+
+
+def test_how_much_of_a_step_leads_out_of_the_hull():
+    model, batch = model_of(), batch_of()
+    with torch.no_grad(), diagnostics._noted(model) as layers:
+        model(batch.inputs)
+    layer, inputs, (first, _) = layers[0]
+    F = first.estimate
+    to_a_value = merge_heads(diagnostics._values(layer, inputs))[:, :1] - F
+    for step, share in ((to_a_value, 0), (1e4 * torch.ones_like(F), 1)):
+        rounds, means = [first, first._replace(estimate=F + step)], Means()
+        diagnostics._hull(means, "", layer, inputs, rounds, torch.Generator().manual_seed(0))
+        assert means.mean("hull.correction").item() == pytest.approx(share, abs=1e-2)
 
 
 def test_effective_ranks():
@@ -443,6 +459,38 @@ def test_a_diagnosis_is_json_and_the_same_again(kind):
     assert sum(group["n"] for group in groups) == 640
     mean = sum(group["n"] * group["gain"][0] for group in groups) / 640
     assert mean == pytest.approx(found["whole"]["stopped"][0], abs=1e-4)
+
+
+def test_the_table_of_one_batch_by_hand():
+    model, tokens = model_of(), np.random.RandomState(0).randint(50, size=65)
+    found = diagnose(model, tokens, batch_size=4, progress=False)
+    batch = Batch(*(torch.from_numpy(tokens[s : s + 64].reshape(4, 16)) for s in (0, 1)))
+
+    def loss(edit, layers=(0, 1)):
+        with torch.no_grad(), edited(model, dict.fromkeys(layers, edit)):
+            return token_losses(model, batch)
+
+    plain, whole, near = loss(stopped(-1)), found["whole"], partial(pytest.approx, rel=1e-5)
+    rise = lambda *edit: near((loss(*edit) - plain).mean().item())
+    gain = loss(stopped()) - plain
+    assert whole["helped"][0] == near((gain > 0).double().mean().item())
+    assert whole["without_first"][0] == rise(without_round(0))
+    three = diagnostics.PATHS[:3]
+    paths = {path: (path,) for path in diagnostics.PATHS} | {"all three": three}
+    for source in diagnostics.SOURCES:
+        every = paths | {f"all but {p}": tuple({*three} - {p}) for p in three if source == "other"}
+        rises = {name: rise(patched(hidden, source)) for name, hidden in every.items()}
+        assert {name: pair[0] for name, pair in whole["paths"][source].items()} == rises
+    for i, layer in enumerate(found["layers"]):
+        assert layer["without_first"][0] == rise(without_round(0), [i])
+        assert all(layer["paths"][p][0] == rise(patched((p,)), [i]) for p in diagnostics.PATHS)
+        once = descent(model, batch, i)
+        for name, counts in (("downhill", once["cosine"] > 0), ("helped", once["change"] < 0)):
+            assert layer["descent1"][name][0] == near(counts.double().mean().item()) != 0.5
+    for name, place in (("helped", gain.argmax()), ("harmed", gain.argmin())):
+        example = found["examples"][name][0]
+        assert example["gain"] == near(gain.flatten()[place].item())
+        assert example["target"] == str(batch.targets.flatten()[place].item())
 
 
 def test_batches_do_not_change_the_means():

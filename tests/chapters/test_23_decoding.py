@@ -208,6 +208,27 @@ def test_what_is_sampled_is_what_is_enumerated(name):
         assert (law - q).abs().max() < 1e-9 and abs(accepted - torch.minimum(p, q).sum()) < 1e-9
 
 
+def test_the_clipped_rule_writes_the_clipped_law():
+    rng = torch.Generator().manual_seed(3)
+    p, q = (2 * torch.randn(2, 40, 6, generator=rng, dtype=F64)).softmax(-1)
+    for spread in (0, 0.3, 0.7, 2):
+        law, _ = emitted_law(p, q, partial(accept_clipped, spread=spread))
+        torch.testing.assert_close(law, clipped_law(p, q, spread), rtol=0, atol=1e-9)
+
+
+def test_typical_acceptance_by_hand():
+    rng = torch.Generator().manual_seed(4)
+    p, q = (2 * torch.randn(2, 40, 6, generator=rng, dtype=F64)).softmax(-1)
+    smaller = set()
+    for a, b, law, share in zip(p.tolist(), q.tolist(), *emitted_law(p, q, accept_typical)):
+        limits = (0.09, 0.3 * math.exp(sum(x * math.log(x) for x in b)))
+        kept = [x if y > min(limits) else 0 for x, y in zip(a, b)]
+        by_hand = [x + (1 - sum(kept)) * y for x, y in zip(kept, b)]  # a draw from q after a rejection
+        assert law.tolist() == pytest.approx(by_hand) and share.item() == pytest.approx(sum(kept))
+        smaller.add(limits[0] < limits[1])
+    assert smaller == {False, True}  # each limit is the smaller one somewhere
+
+
 def test_acceptance_does_not_fall_with_the_budget_nor_divergence_exceed_the_drafts():
     rng = torch.Generator().manual_seed(1)
     p, q = (2 * torch.randn(2, 300, 12, generator=rng, dtype=F64)).softmax(-1)
