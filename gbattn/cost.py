@@ -376,7 +376,8 @@ def _linear_parts(p: AttentionSizes) -> Parts:
     if p.past:  # all heads read it; the new tokens are written for key heads
         product += 2 * p.B * p.T * K * Kv * (H + p.layer.n_kv_heads)
     bytes = p.itemsize * 2 * (p.numel + p.B * p.new * p.kv_dim)
-    return one_round(p) | {"attention": Cost(product, 2 * product, bytes)}
+    saved = p.itemsize * p.numel  # the output, which its projection reads again
+    return one_round(p) | {"attention": Cost(product, 2 * product, bytes, saved)}
 
 # %% ../nbs/10_cost.ipynb #e5bcf749
 #| code-fold: true

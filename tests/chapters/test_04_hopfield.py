@@ -173,6 +173,12 @@ def test_prop_bits(p):
     return recall_bits(p.state, p.X, p.kind, 3), p.settled(p.both_ways())
 
 
+def test_separation_is_the_overlap_with_itself_less_the_largest_other():
+    X = torch.randn(2, 6, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    gaps = [[min(x @ x - x @ y for j, y in enumerate(Z) if j != i) for i, x in enumerate(Z)] for Z in X]
+    torch.testing.assert_close(separation(X), torch.tensor(gaps, dtype=F64), atol=1e-12, rtol=0)
+
+
 def retrieval(p, factor):
     rho = p.uniform(0, 0.3)
     away = p.normal(p.N, p.d)
@@ -219,7 +225,7 @@ def jacobians(p, ours):
     )
 
 
-@claim(memories(), tolerance=1e-9, mutant=lambda p: jacobians(p, jacobian(p.state, p.X, p.beta) / p.beta + 1e-3))
+@claim(memories(), tolerance=1e-9, mutant=lambda p: jacobians(p, jacobian(p.state, p.X, p.beta) / p.beta))
 def test_prop_jacobian(p):
     """β Cov_p(x) is autograd's Jacobian, symmetric, without negative eigenvalues. Mutant: the covariance alone."""
     return jacobians(p, jacobian(p.state, p.X, p.beta))

@@ -362,6 +362,7 @@ def test_classifier_is_scikit_learns_stage_by_stage():
     ours, theirs = (model(**settings).fit(X, y) for model in (GradientBoostingClassifier, TheirClassifier))
     stages = zip(ours.staged_decision_function(X), theirs.staged_decision_function(X), strict=True)
     assert max(np.abs(a - b.ravel()).max() for a, b in stages) < 1e-8
+    np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-8)
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-8)
     assert (ours.predict(X) == theirs.predict(X)).all() and (list(ours.staged_predict(X))[-1] == ours.predict(X)).all()
 

@@ -264,28 +264,36 @@ def test_the_first_round_attends_to_the_token_before():
     assert weights.amax(-1).min() > 0.99
 
 
-@pytest.mark.parametrize("kv_from", SOURCES)
-def test_the_table_of_compositions(kv_from, monkeypatch):
-    """Which of query, key and value of place 5 in round 1 depend on the token of place 1."""
-    layer, attended = GradientBoostedAttention(8, 2, kv_from=kv_from, causal=True), []
-    attend_heads = layer.attend_heads
+def composed(layer, monkeypatch):
+    """Which of query, key and value of place 5 depend on the token of place 1, in each round."""
+    attended, attend_heads = [], layer.attend_heads
     note = lambda inputs, *qkv: attended.append(qkv) or attend_heads(inputs, *qkv)
     monkeypatch.setattr(layer, "attend_heads", note)
     x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
     layer(x)
     x[0, 1] += 1
     layer(x)
-    _, one, _, other = attended
     at = lambda z: z.reshape(1, -1, 6, 4)[:, :, 5] if z.ndim == 4 else z[:, 5]
-    depends = [not torch.equal(at(z), at(w)) for z, w in zip(one, other)]
-    assert depends == [True, kv_from == "residual", kv_from == "residual"]
+    before, after = attended[: len(attended) // 2], attended[len(attended) // 2 :]
+    return [[not torch.equal(at(z), at(w)) for z, w in zip(*both)] for both in zip(before, after)]
 
 
-def test_twicing_composes_values_with_the_same_weights_and_one_round_nothing():
-    x = torch.randn(1, 6, 8, generator=torch.Generator().manual_seed(0))
-    first, second = TwicingAttention(8, 2).explain(x).rounds
-    assert second.weights is None or torch.equal(first.weights, second.weights)
-    assert len(MultiHeadAttention(8, 2).explain(x).rounds) == 1
+NOTHING = [False, False, False]
+
+
+@pytest.mark.parametrize("kv_from", SOURCES)
+def test_the_table_of_compositions(kv_from, monkeypatch):
+    layer = GradientBoostedAttention(8, 2, kv_from=kv_from, causal=True)
+    assert composed(layer, monkeypatch) == [NOTHING, [True, kv_from == "residual", kv_from == "residual"]]
+
+
+def test_twicing_composes_values_with_the_same_weights_and_one_round_nothing(monkeypatch):
+    layer = TwicingAttention(8, 2, causal=True)
+    first, second = layer.explain(torch.randn(1, 6, 8)).rounds
+    assert torch.equal(first.weights, second.weights)
+    assert composed(layer, monkeypatch) == [NOTHING, [False, False, True]]
+    for layer in (MultiHeadAttention(8, 2, causal=True), TwicingAttention(8, 2, rounds=1, causal=True)):
+        assert composed(layer, monkeypatch) == [NOTHING]
 
 
 # ---------------------------------------------------------------- training

@@ -316,6 +316,11 @@ def test_linear_attention(feature_map):
         forward, backward, traffic, saved = measured(layer, tokens(1, T), causal=causal)
         assert (forward, backward) == (cost.forward_flops, cost.backward_flops)
         assert traffic >= cost.traffic_bytes and saved >= cost.saved_bytes  # lower bounds
+        parts = attention_parts(layer, T, causal=causal)
+        plain = attention_parts(MultiHeadAttention(16, 4, n_kv_heads=groups), T)
+        assert parts == plain | {"attention": parts["attention"]}  # the other parts are exact
+        assert parts["attention"].traffic_bytes == 4 * T * 2 * (16 + 4 * groups)  # what comes in and goes out
+        assert parts["attention"].saved_bytes == 4 * T * 16  # what goes out
         assert cost.cache_bytes == layer.make_cache(1, T).nbytes
     cost = attention_cost(LinearAttention(16, 4), 20, context=33)
     assert cost.forward_flops == count_flops(LinearAttention(16, 4), tokens(1, 20), context=tokens(1, 33))
@@ -396,6 +401,12 @@ def test_a_roofline():
     assert roofline_seconds(Cost(forward_flops=500, traffic_bytes=80), machine) == 8  # memory decides
     here = measure_machine(size=32, runs=1)
     assert here.flops > 0 and here.bandwidth > 0
+
+
+def test_a_machine_is_its_work_over_the_least_seconds(monkeypatch):
+    seconds = {2: iter((1.0, 8.0, 4.0)), 1: iter((1.0, 3.0, 6.0))}  # the product, and the sum; the first does not count
+    monkeypatch.setattr(cost, "call_seconds", lambda call, device: next(seconds[call().ndim]))
+    assert measure_machine(dtype=F64, size=10, runs=2) == Machine(2 * 10**3 / 4, 3 * 16 * 10**2 * 8 / 3)
 
 
 BAD = [

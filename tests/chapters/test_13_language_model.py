@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from claims import claim
+from claims import Disagreement, claim, compare
 from gbattn import attention, language_model
 from gbattn.attention import MultiHeadAttention, alibi, padding_mask, register, sliding_window
 from gbattn.boosted import Gate
@@ -183,22 +183,30 @@ class Start:
         g = torch.Generator().manual_seed(seed)
         h = torch.randn(D, generator=g, dtype=F64)
         h *= math.sqrt(D) / h.norm()
-        heads = sigma * torch.randn(4000, V, D, generator=g, dtype=F64)
-        self.loss = (-(heads @ h).log_softmax(-1))[:, 0].mean()  # any target
-        self.least, self.added = math.log(V), sigma**2 * D / 2
+        s = sigma * torch.randn(4000, V, D, generator=g, dtype=F64) @ h
+        both = torch.cat([s, -s])  # −w is as likely a head as w, and takes most of the noise out
+        loss = (-both.log_softmax(-1))[:, 0].mean()  # any target
+        self.share = (loss - math.log(V)) / (sigma**2 * D / 2)
 
-    def sides(self, added):
-        low = torch.tensor(self.least, dtype=F64)
-        return torch.stack([low, self.loss]), torch.stack([self.loss, low + added])
-
-
-starts = st.builds(Start, st.integers(0, 10**6), st.integers(8, 40), st.integers(4, 16), st.floats(0.3, 0.6))
+    def sides(self, low, high):
+        low, high = torch.tensor([low, high], dtype=F64)
+        return torch.stack([low, self.share]), torch.stack([self.share, high])
 
 
-@claim(starts, relation="<=", tolerance=0.05, examples=20, mutant=lambda p: p.sides(0.0))
+starts = st.builds(Start, st.integers(0, 10**6), st.integers(8, 40), st.integers(4, 16), st.floats(0.3, 3.0))
+
+
+@claim(starts, relation="<=", tolerance=0.01, examples=20, mutant=lambda p: p.sides(0.0, 0.8))
 def test_prop_start(p):
-    """The expected loss at the start lies between ln V and ln V + σ²D/2."""
-    return p.sides(p.added)
+    """The expected loss lies between ln V and ln V + σ²D/2, in shares of σ²D/2. Mutant: four fifths of it at most."""
+    return p.sides(0.0, 1.0)
+
+
+@pytest.mark.parametrize("low, high", [(0.9, 1.0), (0.0, 0.7)])
+def test_either_bound_of_the_start_could_fail(low, high):
+    """The share is 0.78 here; the mutant of the claim moves the upper bound alone."""
+    with pytest.raises(Disagreement):
+        compare(*Start(0, 20, 16, 0.6).sides(low, high), 0.01, "<=")
 
 
 class Temperatures:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from claims import claim
 from gbattn.attention import MultiHeadAttention, attend, attention_weights, causal_mask, make_attention, padding_mask
-from gbattn.cost import attention_cost, count_flops, count_saved_bytes, count_traffic_bytes
+from gbattn.cost import attention_cost, attention_parts, count_flops, count_saved_bytes, count_traffic_bytes
 from gbattn.hierarchical import HierarchicalAttention, causal_pyramid, lift_scores, pyramid_cost
 
 F64 = torch.float64
@@ -454,7 +454,7 @@ def test_reset_is_the_start_and_layers_run_as_a_batch():
 
 @each_layer
 def test_its_cost_is_what_torch_counts(options):
-    """FLOPs exactly, bytes as a lower bound. Mutant: the count of multi-head attention."""
+    """FLOPs exactly, bytes from what must move up to torch's. Mutant: the count of multi-head attention."""
     layer, x = HierarchicalAttention(8, 4, **options), drawn(2, 11, 8, dtype=torch.float32).requires_grad_()
     for context in (None,) if layer.combine == "residuals" else (None, 9):
         call = {} if context is None else dict(context=drawn(2, context, 8, dtype=torch.float32).requires_grad_())
@@ -463,6 +463,10 @@ def test_its_cost_is_what_torch_counts(options):
         assert (cost.forward_flops, cost.backward_flops) == (count_flops(layer, x, **call), backward)
         assert cost.traffic_bytes <= count_traffic_bytes(layer, x, **call)
         assert cost.saved_bytes <= count_saved_bytes(layer, x, **call)
+        keys, inside = context or 11, attention_parts(layer, 11, context=context, batch_size=2)["attention"]
+        ends, scores = 2 * x.nbytes + 4 * 2 * 2 * keys * 2 * layer.n_kv_heads, 4 * 2 * 4 * 11 * keys
+        assert inside.traffic_bytes >= ends + (layer.levels + layer.rounds) * scores  # scores of levels, and weights
+        assert inside.saved_bytes >= x.nbytes + layer.rounds * scores
     assert cost.parameters == sum(w.numel() for w in layer.parameters())
     assert cost.cache_bytes == layer.make_cache(2, 11).nbytes or context is not None
     with torch.no_grad():
