@@ -675,7 +675,7 @@ SETTINGS = (
     setting("four times the text and the updates", "length", _ONE),
     setting("rotary positions, short warm-up", "mini-rotary"),
     setting("rotary positions, 0.008, long warm-up", "shift-rotary-common", **_HIDE),
-    setting("rotary positions, each at its rate", "shift-rotary", **_HIDE),
+    setting("rotary positions, each at its rate", "shift-rotary"),
     setting("gutenberg-en, short warm-up", "mini-gutenberg", _ONE),
     setting("gutenberg-en, long warm-up, 0.008", "shift-gutenberg-plain"),
     setting("one pass, width 96, short warm-up", "one-pass", _ONE),
