@@ -556,7 +556,8 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the Jensen–Shannon distance, the root of the divergence, of two attentions
-    (B, H, T, S), for each query and head, (B, T, H): 0 where they are the same, 1 where no key has weight in both.
+    (B, H, T, S), for each query and head, (B, T, H): 0 where they are the same, 1
+    where no key has weight in both.
     """
     check_tensor("first", first, "B H T S", dtype=FLOATING)
     check_tensor("second", second, "B H T S", dtype=FLOATING)
