@@ -765,7 +765,7 @@ class TokenShift(nn.Module):
 
     Notes
     -----
-    Weights: ``own``, a, and ``previous``, b, one number a feature. Both start at zero,
+    Weights: ``own``, a, and ``previous``, b, one number per feature. Both start at zero,
     where nothing is mixed. Source: chapter 6; Xu et al. (2025).
     """
 

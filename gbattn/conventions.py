@@ -81,8 +81,8 @@ SYMBOLS: dict[str, Symbol] = {
     "y": Symbol("y", "what a smoother smooths", ("n", "c")),
     # associative memory
     "N": Symbol("N", "stored patterns"),
-    "patterns": Symbol("X", "stored patterns, one a row", ("N", "d")),
-    "state": Symbol(r"\xi", "states of a memory, one a row", ("m", "d")),
+    "patterns": Symbol("X", "stored patterns, one per row", ("N", "d")),
+    "state": Symbol(r"\xi", "states of a memory, one per row", ("m", "d")),
     # the one line
     "F": Symbol("F", "the estimate", ("n", "c")),
     "r": Symbol("r", "the residual, target − F", ("n", "c")),

@@ -54,9 +54,9 @@ def energy(
     Parameters
     ----------
     state : torch.Tensor
-        States ξ, one a row, shape (…, m, d).
+        States ξ, one per row, shape (…, m, d).
     patterns : torch.Tensor
-        Stored patterns, one a row, shape (…, N, d).
+        Stored patterns, one per row, shape (…, N, d).
     kind : {"linear", "polynomial", "exponential", "log-sum-exp"}
         Which G; see Definition "Energy of a memory". The exponential overflows for β
         times an overlap above 88 in float32.
@@ -343,7 +343,7 @@ def separation(patterns: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     patterns : torch.Tensor
-        Stored patterns, one a row, shape (…, N, d), at least two.
+        Stored patterns, one per row, shape (…, N, d), at least two.
 
     Returns
     -------
@@ -372,7 +372,7 @@ def jacobian(
     state : torch.Tensor
         States ξ, shape (…, m, d).
     patterns : torch.Tensor
-        Stored patterns, one a row, shape (…, N, d).
+        Stored patterns, one per row, shape (…, N, d).
     beta : float
         Sharpness β > 0.
 

@@ -38,7 +38,7 @@ def _hebb(memory, k, v, q, diagonal, rate):
 
 
 def _delta(memory, k, v, q, diagonal, rate):
-    """Correct: one gradient step a token. The memory is M."""
+    """Correct: one gradient step per token. The memory is M."""
     eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
     system = eye + rate * (k @ k.mT).tril(-1)
     step = rate * (v - k @ memory)
