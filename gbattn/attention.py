@@ -58,7 +58,7 @@ def check_no_dropout(dropout: float, why: str) -> None:
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which sums of such numbers are accumulated."""
+    """Return the dtype in which numbers of this dtype are summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -333,13 +333,13 @@ def _flex_kernel_for(x: torch.Tensor) -> bool:
 # %% ../nbs/06_attention.ipynb #5b2e8d14
 #| code-fold: true
 def sliding_window(size: int) -> Callable:
-    """Return the mask function of a window: a query attends to keys less than `size`
-    places away, itself among them.
+    """Return the mask function of a window: a query attends to keys fewer than `size`
+    places away, its own included.
 
     Notes
     -----
-    A mask function takes b, h, q_idx and kv_idx, the numbers of a sequence, a head, a
-    query and a key, as torch's FlexAttention calls it, and returns True where the query
+    As in torch's FlexAttention, a mask function takes b, h, q_idx and kv_idx, the
+    indices of a sequence, a head, a query and a key, and returns True where the query
     may attend. Places are counted over all keys: with a past, the first new query is
     not number 0. torch's ``and_masks`` and ``or_masks`` combine such functions. Source:
     chapter 6 and appendix W.
@@ -349,12 +349,12 @@ def sliding_window(size: int) -> Callable:
 
 
 def prefix(length: int | torch.Tensor) -> Callable:
-    """Return the mask function of a causal mask with a prefix, which every query may
-    attend to; an integer, or one for each sequence, (B,).
+    """Return the mask function of a causal mask with a prefix that every query may
+    attend to; its length is an integer, or one per sequence, (B,).
 
     Notes
     -----
-    Without ``causal=True``, which would hide the end of the prefix from its start.
+    Use without ``causal=True``, which would hide the end of the prefix from its start.
     Source: appendix W; Raffel et al. (2020).
     """
     if isinstance(length, torch.Tensor):
@@ -366,20 +366,20 @@ def prefix(length: int | torch.Tensor) -> Callable:
 
 def same_document(ids: torch.Tensor) -> Callable:
     """Return the mask function of packed sequences: a query attends to keys of its own
-    document. Numbers of documents, integers (B, S), those in a cache first."""
+    document. The ids number the documents: integers (B, S), those in a cache first."""
     check_tensor("ids", ids, "B S", dtype=INTEGRAL)
     return lambda b, h, q_idx, kv_idx: ids[b, q_idx] == ids[b, kv_idx]
 
 
 def alibi(n_heads: int, *, device=None) -> Callable:
-    """Return the score function of ALiBi: head h loses 2^(−8(h+1)/H) of a score for
+    """Return the score function of ALiBi: head h takes 2^(−8(h+1)/H) off a score for
     each place between query and key.
 
     Notes
     -----
     A score function takes a score, scale · q·k, and what a mask function takes, and
     returns another score. Source: appendix W; Press, Smith and Lewis (2022), whose
-    slopes for a number of heads that is no power of 2 are others.
+    slopes differ where the number of heads is not a power of 2.
     """
     check(n_heads=(n_heads, COUNT))
     slopes = 2 ** (-8 / n_heads * torch.arange(1, n_heads + 1, device=device))
@@ -428,7 +428,7 @@ def attention_weights(
     scale: float | None = None,
     score_mod: Callable | None = None,
 ) -> torch.Tensor:
-    """Return the attention weights A = softmax(scale · q kᵀ + mask), formed.
+    """Form and return the attention weights A = softmax(scale · q kᵀ + mask).
 
     Parameters
     ----------
@@ -529,14 +529,14 @@ def attend(
 
     Notes
     -----
-    Activation memory is linear in T and S unless there is dropout, a mask that is
-    learned, or values of another width than the keys. `causal` together with a mask,
-    or with a past (S > T > 1), becomes one mask of T × S numbers, not one for each
-    head unless the mask has heads. A mask function becomes a mask of T × S numbers,
-    and a score function forms the weights; on a GPU both run in FlexAttention's kernel
-    without either, but for float64 and dropout. Not every fused kernel can be differentiated
-    twice, or forward; `attention_weights` can. Source: chapter 6; Vaswani et al.
-    (2017); torch's ``scaled_dot_product_attention``.
+    Activation memory is linear in T and S unless there is dropout, a learned mask, or
+    values whose width differs from the keys'. `causal` together with a mask, or with a
+    past (S > T > 1), becomes one mask of T × S numbers, not one for each head unless
+    the mask has heads. A mask function becomes a mask of T × S numbers, and a score
+    function forms the weights; on a GPU, except with float64 or dropout, both run in
+    FlexAttention's kernel, which forms neither. Not every fused kernel can be
+    differentiated twice, or in forward mode; `attention_weights` can. Source: chapter
+    6; Vaswani et al. (2017); torch's ``scaled_dot_product_attention``.
     """
     _check_attention(q, k, v, causal, mask, scale, score_mod)
     check(dropout_p=(dropout_p, PROBABILITY))
@@ -584,7 +584,7 @@ class Rotary:
     Parameters
     ----------
     base : float
-        Pair i of R features turns by base^(−2i/R) radians a position.
+        Pair i of R features turns by base^(−2i/R) radians per position.
     fraction : float
         R is this share of the width K of a head; the other features do not turn.
     scaling : {"none", "linear", "ntk", "yarn"}
@@ -592,8 +592,8 @@ class Rotary:
         `factor`. ``linear`` divides all angles by it. ``ntk`` multiplies the base by
         factor^(R/(R−2)), which divides the slowest angle by it. ``yarn`` divides the
         angle of pairs that turn less than `beta_slow` times in `original_length`
-        positions, leaves it where they turn more than `beta_fast` times, and goes
-        linearly between; turned features grow by `attention_factor`.
+        positions, leaves it where they turn more than `beta_fast` times, and
+        interpolates between; turned features are multiplied by `attention_factor`.
     factor : float
         1 or more.
     original_length : int, optional
@@ -603,15 +603,16 @@ class Rotary:
     attention_factor : float, optional
         Of ``yarn``; by default 0.1 ln(factor) + 1.
     truncate : bool
-        Whether ``yarn`` rounds the first and last of the pairs between.
+        Whether ``yarn`` rounds the first and last of the interpolated pairs.
 
     Notes
     -----
-    A layer takes a dict of these, too, which a `gbattn.language_model.ModelConfig` can
-    hold. The tables are transformers', of ``linear``, ``yarn`` and, under the name
-    ``ntk``, ``dynamic``. That one follows the length n of a call: its factor is s·n/L −
-    (s − 1), with s its own and L the original length. Here it is a number, or cached
-    keys would be turned otherwise than new ones. Source: appendix W; Peng et al. (2024).
+    A layer also takes a dict of these, which a `gbattn.language_model.ModelConfig` can
+    hold. The tables are those of transformers' ``linear``, ``yarn`` and, here called
+    ``ntk``, ``dynamic``. The last depends on the length n of a call, by a factor s·n/L
+    − (s − 1), with its own s and the original length L. Here the factor is fixed, or
+    cached keys would be turned differently from new ones. Source: appendix W; Peng et
+    al. (2024).
     """
 
     base: float = 10_000.0
@@ -639,11 +640,11 @@ class Rotary:
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
     def width(self, head_dim: int) -> int:
-        """The number R of features that turn, of a head's."""
+        """The number R of a head's features that turn."""
         return int(head_dim * self.fraction)
 
     def frequencies(self, head_dim: int, *, device=None) -> torch.Tensor:
-        """Return the radians of each pair a position, (R/2,), float64 where the device
+        """Return each pair's radians per position, (R/2,), float64 where the device
         has it."""
         R = self.width(head_dim)
         check(head_dim=(R, _EVEN))
@@ -696,7 +697,7 @@ def rotary_angles(
     width : int
         Width K of a query or key, even.
     base : float or Rotary
-        Above 1. Pair i turns by base^(−2i/K) radians a position. Or a description with
+        Above 1: pair i turns by base^(−2i/K) radians per position. Or a Rotary with
         other angles.
 
     Returns
@@ -765,8 +766,8 @@ class TokenShift(nn.Module):
 
     Notes
     -----
-    Weights: ``own``, a, and ``previous``, b, one number per feature. Both start at zero,
-    where nothing is mixed. Source: chapter 6; Xu et al. (2025).
+    Weights: ``own``, a, and ``previous``, b, one number per feature. Both start at
+    zero, where nothing is mixed. Source: chapter 6; Xu et al. (2025).
     """
 
     def __init__(self, features: int, *, device=None, dtype=None) -> None:
@@ -849,11 +850,11 @@ class KeyValueCache:
 
     Notes
     -----
-    Writing a token copies that token and nothing else. What a layer asks of a cache, in
-    this order: `check_tokens`; ``length`` and `span`, the keys that there will be; once
-    for each name `extend`, `add` or `replace`, and `newest` of what `extend` returned;
-    last `advance`. A cache that stores elsewhere derives from this class and overrides
-    `extend` and what else differs, as `StaticCache` does. Source: chapter 6.
+    Writing a token copies that token and nothing else. A layer uses, in this order:
+    `check_tokens`; ``length`` and `span`, the number of keys to come; once for each
+    name `extend`, `add` or `replace`, and `newest` on what `extend` returned; finally
+    `advance`. A cache that stores elsewhere derives from this class and overrides
+    `extend` and whatever else differs, as `StaticCache` does. Source: chapter 6.
     """
 
     def __init__(
@@ -886,11 +887,11 @@ class KeyValueCache:
         return buffer[:, :, :end]
 
     def span(self, tokens: int) -> int:
-        """The number of keys that `extend` returns once there are so many new ones."""
+        """The number of keys that `extend` returns after this many new tokens."""
         return self.length + tokens
 
     def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return of all keys (…, S, width), or what goes with them, those of so many
+        """Return, of all keys (…, S, width) or what goes with them, the rows of the
         new tokens."""
         return x[..., x.shape[-2] - tokens :, :]
 
@@ -1010,10 +1011,10 @@ class StaticCache(KeyValueCache):
 
     Notes
     -----
-    A program compiled for a step is for every step, and for a CUDA graph nothing moves
-    and nothing is read by Python. In a call, S is ``max_length``: a mask, `padding` and
-    documents go over all of it. Whether there is room is checked on a CPU only, and not
-    in compiled code. Source: chapter 6.
+    A program compiled for one step serves every step, and for a CUDA graph nothing
+    moves and Python reads no values. In a call, S is ``max_length``: a mask, `padding`
+    and documents cover all of it. Whether there is room is checked on a CPU only, and
+    not in compiled code. Source: chapter 6.
     """
 
     def __init__(self, *sizes, device: torch.device | str | None = None, **options):
@@ -1045,8 +1046,8 @@ class StaticCache(KeyValueCache):
     def hide_later(
         self, mask: torch.Tensor | None, queries: int, tokens: int, causal: bool
     ) -> torch.Tensor:
-        """Return the mask with the keys hidden that are not written once there are so
-        many new tokens; if causal, those after a query's own."""
+        """Return a mask that also hides keys not written after this many new tokens;
+        if causal, those after a query's own."""
         key = torch.arange(self.max_length, device=self.length.device)
         last = self.places(tokens)[:, None] if causal else self.length + tokens - 1
         return _hide(mask, (key <= last).expand(queries, -1))
@@ -1078,7 +1079,7 @@ class DecodeStep(nn.Module):
     module : torch.nn.Module
         A layer or `gbattn.language_model.LanguageModel`.
     cache : StaticCache or list of StaticCache
-        What the module takes as ``cache``. Filled or not; the step goes on with it.
+        What the module takes as ``cache``. Filled or not; the step continues from it.
     **options
         Further arguments of each call, such as ``causal=True``.
 
@@ -1141,11 +1142,10 @@ class Trace(NamedTuple):
 class AttentionInputs(NamedTuple):
     """Checked arguments of one forward pass, shared by its rounds.
 
-    ``mask`` and ``causal`` hide what they say, and nothing else does: with a
-    `StaticCache` the mask goes over all its places and ``causal`` is False; a mask
-    function is a tensor by now or, on a GPU, FlexAttention's block mask. ``score_mod``
-    counts places of queries from the first of these tokens on. `attend_heads` takes
-    all three as they are.
+    ``mask`` and ``causal`` alone say what is hidden: with a `StaticCache` the mask
+    covers all its places and ``causal`` is False; a mask function has become a tensor
+    or, on a GPU, FlexAttention's block mask. ``score_mod`` counts query places from the
+    first of these tokens. `attend_heads` takes all three as they are.
     """
 
     x: torch.Tensor  # (B, T, D), queries are made of it
@@ -1162,9 +1162,9 @@ class AttentionInputs(NamedTuple):
 
 # %% ../nbs/06_attention.ipynb #5b0d7b61
 def joined_at(mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return whether a mask (…, T, S) lets the tokens at places (T,) attend to the one
-    before them, (T,) or, of a mask (B, H, T, S), in one head or more, (B, T). Before
-    the first of all there is nothing, joined or not."""
+    """Return whether a mask (…, T, S) lets each token at places (T,) attend to the one
+    before it: (T,) or, for a mask (B, H, T, S), in at least one head, (B, T). The first
+    token of all has none before it; its entry does not matter."""
     may = mask if mask.dtype == torch.bool else mask > _HIDDEN
     before = (places - 1).clamp(min=0)[:, None].expand(*may.shape[:-1], 1)
     joined = may.gather(-1, before)[..., 0]
@@ -1272,9 +1272,9 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
     Notes
     -----
     Torch's own linear maps are multiplied as one, with their weights side by side; a
-    map of another kind, or with hooks, is called, and so are all for a single token,
-    for which a copy of the weights would cost more, and if only some have a bias.
-    Source: chapter 6.
+    map of another kind, or with hooks, is called instead, and so are all maps for a
+    single token, where copying the weights would cost more, or if only some have a
+    bias. Source: chapter 6.
     """
     as_one = x.shape[1] > 1 and all([_is_plain(one) for one in projections])
     if not (as_one and len({one.bias is None for one in projections}) == 1):
@@ -1334,22 +1334,22 @@ class MultiHeadAttention(nn.Module):
     - ``estimate(inputs)``: F (B, T, D) before the output projection. Round 0, which is
       ``super().estimate(inputs)``, calls `project_inputs`, `query_heads` and
       `append_kv`, then `attend_heads`, then `record_round`. A further round calls
-      `project` with linear maps of its own in the place of `project_inputs`, and
+      `project` with linear maps of its own in place of `project_inputs`, and
       `append_kv` with a suffix of its own, after `shift_kv` if it has ``shift`` and
       `normalize_heads` if it has ``qk_norm``. A layer that has no use for a context
       raises an error if ``inputs.source is not inputs.x``;
     - ``cache_shapes()``, if there is a further round: the shapes of what `append_kv`
       stores with each suffix;
     - ``rounds``, an attribute: how many there are, if more than one;
-    - ``attend_heads``, if the attention weights are no softmax of scores, and
+    - ``attend_heads``, if the attention weights are not a softmax of scores, and
       ``additive_masks = False`` if there are no scores to add a mask to,
-      ``can_be_causal = False`` if none can be hidden. With rotary positions features i
-      and i + K/2 of a head turn together;
-    - ``reset_parameters(generator)``, if there are weights outside of linear maps (in a
-      language model a linear map of another start is of a class of its own, which
+      ``can_be_causal = False`` if later tokens cannot be hidden. With rotary positions
+      features i and i + K/2 of a head turn together;
+    - ``reset_parameters(generator)``, if there are weights outside linear maps (in a
+      language model a linear map initialised differently needs a class of its own that
       overrides torch's ``reset_parameters``);
     - ``__init__``, which takes and passes on ``**options``; linear maps of the layer's
-      own want its ``bias``, ``device`` and ``dtype``, too (`make_projection`).
+      own take its ``bias``, ``device`` and ``dtype``, too (`make_projection`).
 
     `forward`, `explain`, masks, positions and decoding are inherited; `register`
     gives the layer a name, and `gbattn.cost.counts` a cost. Chapter 8 has an exercise
@@ -1457,25 +1457,25 @@ class MultiHeadAttention(nn.Module):
         mask : torch.Tensor or callable, optional
             Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
             attend, or floating, added to the scores. The tokens that a mask hides
-            must still be finite. Where B = T, two dimensions are refused, for they
+            must still be finite. Where B = T, two dimensions are refused, as they
             could be (B, S): write ``mask[None, None]``, or ``padding=mask``. Or a mask
-            function, as of `sliding_window`; the places it gets count all tokens.
+            function, as `sliding_window` returns; the places it gets count all tokens.
         padding : torch.Tensor, optional
             Which keys are real tokens, shape (B, S), boolean or integer, True or 1 =
-            real: the ``attention_mask`` of a tokenizer. The others are hidden, beside
-            what `mask` and `causal` hide. With a context it is about the context;
-            with a cache about all keys, those in the cache first.
+            real: the ``attention_mask`` of a tokenizer. The others are hidden, besides
+            what `mask` and `causal` hide. With a context it refers to the context;
+            with a cache to all keys, those in the cache first.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T), for rotary positions; counted from the start of
             the sequence by default, as those of a context always are. Or what
             `rotary_positions` returned.
         cache : KeyValueCache, optional
             From `make_cache`. Then x holds the tokens that follow those in the cache,
-            and S counts both; wants ``causal=True``. With a context, this follows the
-            one in the cache: (B, 0, D) adds nothing to it, and the S keys are those
-            that were computed before.
+            and S counts both; needs ``causal=True``. A context continues the one in
+            the cache: (B, 0, D) adds nothing to it, and the S keys are those computed
+            before.
         score_mod : callable, optional
-            A score function, as of `alibi`, for the scores of every round.
+            A score function, as `alibi` returns, for the scores of every round.
 
         Returns
         -------
@@ -1960,8 +1960,8 @@ class LinearAttention(MultiHeadAttention):
     def prepare_inputs(
         self, x, context, causal, mask, positions, cache, rounds=None, **options
     ) -> AttentionInputs:
-        """As `MultiHeadAttention.prepare_inputs`; a cache goes with no mask function,
-        and not with `explain`."""
+        """As `MultiHeadAttention.prepare_inputs`; a cache excludes mask functions and
+        `explain`."""
         fits = cache is None or not callable(mask)
         want = "a tensor with a cache: a sum cannot take a past token back"
         require(fits, "mask", "a function", want)
@@ -2110,9 +2110,8 @@ class TorchAttention(nn.Module):
         ----------
         query, key, value : torch.Tensor
             Shape (B, T, D) and (B, S, D), (T, B, D) and (S, B, D), or (T, D) and
-            (S, D); or nested, of which all three are one. Key and value must be one
-            tensor, as a layer makes both of it, and query, too, if it is attention of
-            the tokens to themselves.
+            (S, D); or one nested tensor for all three. Key and value must be the same
+            tensor, from which a layer makes both; in self-attention, so must query.
         key_padding_mask : torch.Tensor, optional
             Shape (B, S) or (S,). Boolean, *True = hidden*, or floats to add.
         need_weights : bool
@@ -2256,8 +2255,8 @@ def registered() -> Rule:
 
 
 def check_options(argument: str, name: str, options: dict) -> None:
-    """Require options that a registered layer takes, itself or as what it derives
-    from; one whose base takes anything is not checked."""
+    """Require options that a registered layer takes, itself or through a base class; a
+    layer whose base takes anything is not checked."""
     takes = []
     for kind in LAYERS[name].__mro__:
         if kind is nn.Module:  # every class so far passes on what it does not know

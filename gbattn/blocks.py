@@ -89,14 +89,14 @@ class _Pointwise(nn.Module):
 
 
 class DyT(_Pointwise):
-    """Dynamic tanh, weight ⊙ tanh(alpha · x) + bias, in the place of a normaliser.
+    """Dynamic tanh, weight ⊙ tanh(alpha · x) + bias, in place of a normaliser.
 
     Parameters
     ----------
     d_model : int
         Width D.
     alpha : float
-        Start of the one learned number alpha.
+        Initial value of the learned alpha.
     device, dtype : optional
         Of the weights, as in torch's own layers.
 
@@ -110,12 +110,12 @@ class DyT(_Pointwise):
 
 
 class Derf(_Pointwise):
-    """Dynamic erf, weight ⊙ erf(alpha · x) + bias, in the place of a normaliser.
+    """Dynamic erf, weight ⊙ erf(alpha · x) + bias, in place of a normaliser.
 
     Notes
     -----
-    Parameters and weights as in `DyT`. Without the shift inside the erf that its
-    authors learn too. Source: chapter 11; Chen et al. (2025).
+    Parameters and weights as in `DyT`. Omits the shift inside the erf, which its
+    authors also learn. Source: chapter 11; Chen et al. (2025).
     """
 
     _function = staticmethod(torch.erf)
@@ -205,7 +205,7 @@ class FeedForward(nn.Module):
             bias=(bias, FLAG),
             dropout=(dropout, PROBABILITY),
         )
-        d_model = int(d_model)  # NumPy's overflow, and do not compile
+        d_model = int(d_model)  # NumPy's ints overflow and do not compile
         activation, gated = _ACTIVATIONS[kind], kind == "swiglu"
         if d_hidden is None:
             d_hidden = -(-d_model // 3) * 8 if gated else 4 * d_model
@@ -294,8 +294,8 @@ class Block(nn.Module):
     normalizer : {"layernorm", "rmsnorm", "dyt", "derf"}
         A key of `NORMALIZERS`. With ``norm="none"`` there is none.
     ffn : {"gelu", "relu", "swiglu", "none"}
-        Kind of the feed-forward sublayer, as in `FeedForward`; ``none`` makes a block
-        of the attention alone.
+        Kind of the feed-forward sublayer, as in `FeedForward`; ``none`` gives a block
+        with attention only.
     d_ffn : int, optional
         Its hidden width, by default as in `FeedForward`.
     attention : str
@@ -419,8 +419,8 @@ class Block(nn.Module):
         score_mod: Callable | None = None,
         **options,
     ) -> tuple[torch.Tensor, Trace]:
-        """Return what `forward` does with these arguments, and the `Trace` of the
-        attention, which has ``explain``; not while training with dropout."""
+        """Return what `forward` returns for these arguments, and the `Trace` of the
+        attention, which must have ``explain``; not while training with dropout."""
         traces = []
 
         def attention(z: torch.Tensor, **options) -> torch.Tensor:
@@ -449,7 +449,7 @@ class Block(nn.Module):
     ) -> KeyValueCache:
         """Return an empty cache for decoding with this block.
 
-        Takes what `gbattn.attention.MultiHeadAttention.make_cache` takes.
+        Arguments as for `gbattn.attention.MultiHeadAttention.make_cache`.
         """
         kind = type(self.attention).__name__
         want = "a layer that has it, or cache=False where a model generates"
@@ -502,15 +502,15 @@ def layer_norm_jacobian(
     x : torch.Tensor
         Rows to be normalised, shape (…, d).
     weight : torch.Tensor, optional
-        The gain γ, shape (d,); ones by default. The bias has no part in it.
+        The gain γ, shape (d,); ones by default. The bias plays no part.
     eps : float
         What is added to the variance.
 
     Returns
     -------
     torch.Tensor
-        Shape (…, d, d), entry i, j the derivative of output i by input j; in the
-        dtype of `x` and `weight`, computed in single precision at least.
+        Shape (…, d, d), entry i, j the derivative of output i with respect to input
+        j; in the dtype of `x` and `weight`, computed in single precision at least.
 
     Notes
     -----

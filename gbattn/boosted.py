@@ -83,7 +83,7 @@ class Gate(nn.Linear):
 
     Notes
     -----
-    Tools that adapt or quantise linear layers find it as one. So does an initialiser
+    Tools that adapt or quantise linear layers treat it as one. So does an initialiser
     that is applied to all of them; after that, `reset_parameters` sets the gate to ½
     again. Source: chapter 8.
     """
@@ -178,13 +178,13 @@ class Correction(nn.Module):
         x, F : torch.Tensor
             What is estimated and the estimate, shape (B, T, D).
         attention : callable
-            From q (B, T, D), k and v (B, S, kv_dim), or None without keys of its
-            own, to c (B, T, D) and the attention weights, or None.
+            Maps q (B, T, D), k and v (B, S, kv_dim) (None without keys of its own)
+            to c (B, T, D) and the attention weights, or None.
         source : torch.Tensor, optional
-            Keys and values are made of it, shape (B, S, D); of the residual by
+            What keys and values are computed from, shape (B, S, D); the residual by
             default.
         query_source : torch.Tensor, optional
-            Queries are made of it, shape (B, T, D); of the residual by default.
+            What queries are computed from, shape (B, T, D); the residual by default.
 
         Returns
         -------
@@ -219,20 +219,19 @@ class GradientBoostedAttention(MultiHeadAttention):
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, qk_norm, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn for each round
-        anew, as each has attention weights of its own.
+        As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn anew for each
+        round, as each has attention weights of its own.
     rounds : int
         Rounds of boosting; one is multi-head attention.
     kv_from : {"residual", "input", "shared"}
-        Keys and values of a correction are made of the residual (the published
-        numbers), of the input or context (the text of the first version), or are
-        those of round 0.
+        Keys and values of a correction are computed from the residual (as for the
+        published numbers), from the input or context (as in the text of the first
+        version), or are those of round 0.
     query_from : {"residual", "input"}
-        Queries of a correction are made of the residual or, for comparison, of the
-        input.
+        Queries of a correction are computed from the residual or, for comparison,
+        from the input.
     gate : {"feature", "head", "scalar", "none"}
-        Whether a gate has one number for each feature, for each head, for the
-        token, or is 1.
+        Whether a gate has one number per feature, per head or per token, or is 1.
 
     Notes
     -----
@@ -292,8 +291,8 @@ class GradientBoostedAttention(MultiHeadAttention):
         Parameters
         ----------
         layer : gbattn.attention.MultiHeadAttention
-            Not one derived from it. What it has of dropout, rotary positions, shift,
-            mode and frozen weights stays as it is.
+            Not one derived from it. Its dropout, rotary positions, shift, mode and
+            frozen weights are kept.
         kv_from : {"residual", "input"}
             As in the constructor. ``"shared"`` is refused: without values of its own
             a correction cannot start at zero.
@@ -303,9 +302,9 @@ class GradientBoostedAttention(MultiHeadAttention):
         Notes
         -----
         Weights and biases of the corrections' value projections are zero, all others
-        as a new layer draws them. At the first step only these values receive a
+        as a new layer draws them. At the first step only these projections receive a
         gradient, besides round 0 and ``out``, which receive that of the plain layer;
-        queries, keys and gates do once the values have moved. Source: chapter 8.
+        queries, keys and gates do so once the values have moved. Source: chapter 8.
         """
         plain = type(layer) is MultiHeadAttention
         got = type(layer).__name__
@@ -469,7 +468,7 @@ def functional_gradient(
     u : torch.Tensor
         ∂L/∂F at F = ``trace.rounds[round].estimate``, shape (B, T, D).
     trace : gbattn.attention.Trace
-        Of the layer with this input when it does not stop.
+        Of the layer with this input, run to its last round.
 
     Notes
     -----

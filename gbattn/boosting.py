@@ -39,8 +39,8 @@ class Loss:
     Notes
     -----
     All methods take targets y and estimates F, tensors of shape (n,). By default
-    `value` gives the negative gradient, by automatic differentiation, and constants,
-    by `line_search`. Source: chapter 5; Friedman (2001).
+    the negative gradient comes from `value` by automatic differentiation, and constants
+    come from `line_search`. Source: chapter 5; Friedman (2001).
     """
 
     def value(self, y: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
@@ -62,15 +62,15 @@ class Loss:
         return line_search(self, y, F, torch.ones_like(F))
 
     def at(self, y: torch.Tensor, F: torch.Tensor) -> "Loss":
-        """Return the loss of the next round, which may depend on the residuals."""
+        """Return the loss for the next round, which may depend on the residuals."""
         return self
 
     def response(self, F: torch.Tensor) -> torch.Tensor:
-        """Return the estimates in the unit of y: F itself, unless overridden."""
+        """Return the estimates in the units of y: F itself, unless overridden."""
         return F
 
     def check(self, y: torch.Tensor) -> None:
-        """Raise a ValueError if these targets have no such loss."""
+        """Raise a ValueError if these targets do not suit the loss."""
 
 # %% ../nbs/05_boosting.ipynb #b84555d4
 #| code-fold: true
@@ -159,7 +159,7 @@ class LogLoss(Loss):
     def start(self, y):
         return y.mean().logit()
 
-    def leaf(self, y, F):  # one step of Newton's
+    def leaf(self, y, F):  # one Newton step
         curvature = (F.sigmoid() * (-F).sigmoid()).mean()
         slope = self.negative_gradient(y, F).mean()
         return slope / curvature if curvature > 1e-150 else 0 * slope
@@ -247,7 +247,7 @@ class _Smoothing:
 # %% ../nbs/05_boosting.ipynb #c3afa16c
 #| code-fold: true
 def _predictions(learner, X: np.ndarray) -> np.ndarray:
-    """The predictions of a base learner, one number a row."""
+    """The predictions of a base learner, one number per row."""
     h = np.asarray(learner.predict(X), dtype=np.float64)
     got, want = f"predictions of shape {h.shape}", f"shape ({len(X)},)"
     require(h.shape == (len(X),), "base_learner", got, want)
@@ -418,7 +418,7 @@ def _estimators() -> dict[str, type]:
         learning_rate : float
             The shrinkage ν.
         n_estimators : int
-            Number of rounds, without the constant F₀.
+            Number of rounds, not counting the constant F₀.
         line_search : {"auto", "leaf", "global"} or None
             One step for the whole correction ("global", Algorithm 1 of Friedman),
             one for each leaf of a tree ("leaf", his TreeBoost), or the step 1
@@ -435,22 +435,22 @@ def _estimators() -> dict[str, type]:
         validation_fraction : float
             Share of the rows held out if `n_iter_no_change` is given.
         tol : float
-            See `n_iter_no_change`; in the unit of the mean loss, which for the squared
-            error is half of scikit-learn's: ``tol`` there is twice as large.
+            See `n_iter_no_change`; in units of the mean loss, which for squared error
+            is half of scikit-learn's: the matching ``tol`` there is twice as large.
         random_state : int, numpy.random.RandomState or None
-            Of subsamples, held-out rows and the ties of a tree.
+            For subsamples, held-out rows and ties in a tree.
 
         Attributes
         ----------
         estimators_ : list
-            The fitted base learners, one a round.
+            The fitted base learners, one per round.
         steps_ : numpy.ndarray
             The factor ν ρ of each.
         init_ : float
             F₀.
         train_score_ : numpy.ndarray
-            Mean loss of the training rows after each round; of squared error, half
-            of the mean square.
+            Mean loss of the training rows after each round; for squared error,
+            half the mean square.
         validation_score_ : numpy.ndarray
             The same for the held-out rows, if there are any.
         n_estimators_ : int
@@ -460,7 +460,7 @@ def _estimators() -> dict[str, type]:
 
         Notes
         -----
-        With trees it repeats scikit-learn's `GradientBoostingRegressor` for squared
+        With trees it reproduces scikit-learn's `GradientBoostingRegressor` for squared
         error and Huber's loss, without subsampling. With a smoother, ``init="zero"``
         and ``line_search=None`` it is `l2_boost`. Source:
         Definition "The gradient boosting machine" of chapter 5; Friedman (2001).
@@ -532,7 +532,7 @@ def _estimators() -> dict[str, type]:
         Parameters
         ----------
         base_learner, learning_rate, n_estimators, line_search, subsample, init
-            As in `GradientBoosting`. In a leaf ``line_search`` is one Newton step,
+            As in `GradientBoosting`. In a leaf, ``line_search`` takes one Newton step,
             and the best constant is the log-odds of the classes.
         n_iter_no_change, validation_fraction, tol, random_state
             As in `GradientBoosting`; the rows held out are drawn class by class.
@@ -546,7 +546,7 @@ def _estimators() -> dict[str, type]:
 
         Notes
         -----
-        With trees it repeats scikit-learn's classifier of the same name on two
+        With trees it reproduces scikit-learn's classifier of the same name on two
         classes. Source: chapter 5; Friedman (2001).
         """
 
@@ -581,8 +581,8 @@ def _estimators() -> dict[str, type]:
             return tags
 
         def fit(self, X, y):
-            """Fit to features X (n_samples, n_features) and two kinds of labels y
-            (n_samples,); return the estimator."""
+            """Fit to features X (n_samples, n_features) and labels y (n_samples,) of
+            two classes; return the estimator."""
             X, y = validate_data(self, X, y, dtype=np.float64)
             check_classification_targets(y)
             kind = type_of_target(y, input_name="y", raise_unknown=True)
@@ -678,16 +678,16 @@ def staged_l2_boost(
     ----------
     smoother : torch.Tensor or sequence of torch.Tensor
         S, shape (…, n, n), or one for each round. Leading dimensions beyond those
-        of `y` are one smoother each.
+        of `y` index smoothers.
     y : torch.Tensor
         Values, shape (n,) or (…, n, c).
     rounds : int
         Number of rounds M, the first included: 1 is one smooth, 2 is twicing.
     shrinkage : float
-        ν, of all rounds.
+        ν, for all rounds.
     query : torch.Tensor or sequence of torch.Tensor, optional
-        The smoother of other rows, shape (…, m, n), as from ``kernel_smoother(X, h,
-        X_query)``: then their predictions are yielded.
+        The smoother for other rows, shape (…, m, n), as from ``kernel_smoother(X, h,
+        X_query)``; their predictions are then yielded.
 
     Yields
     ------
@@ -765,7 +765,7 @@ def twice(smoother: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def sharpen(
     smoother: torch.Tensor, y: torch.Tensor, rounds: int, shrinkage: float = 1.0
 ) -> torch.Tensor:
-    """Return the values a = ν Σₖ (I − νS)ᵏ y, k < M, of which one smooth S a is
+    """Return the values a = ν Σₖ (I − νS)ᵏ y, k < M, whose single smooth S a equals
     `rounds` rounds on y.
 
     Parameters
@@ -811,7 +811,7 @@ def boosted_smoother(
     Returns
     -------
     torch.Tensor
-        Shape (…, n, n), with the number of `rounds` in front if they are several.
+        Shape (…, n, n), with the length of `rounds` in front if it is a sequence.
 
     Notes
     -----

@@ -39,7 +39,7 @@ class Option(NamedTuple):
 
     @property
     def typed(self) -> str:
-        """The name as a terminal has it, ``--like-this``, or ``THIS`` for a word."""
+        """The name as typed in a terminal, ``--like-this``, or ``THIS`` for a word."""
         return self.name.upper() if self.word else _dashed(self.name)
 
 
@@ -49,7 +49,7 @@ def _dashed(name: str) -> str:
 # %% ../nbs/Z_command_line.ipynb #791d79cc
 #| code-fold: true
 def _help_of(docstring: str) -> dict[str, str]:
-    """What a numpydoc docstring has on each parameter, with its choices."""
+    """What a numpydoc docstring says of each parameter, with its choices."""
     from docstring_parser import parse
 
     found = {}
@@ -139,9 +139,9 @@ class _UsageError(ValueError):
 
 
 def _path(word: str) -> Path | None:
-    if not word:  # the path of no name is this folder
+    if not word:  # Path("") would be this folder
         raise ValueError("want a path, such as . for this folder")
-    # A shell leaves the ~ of --folder=~/x.
+    # A shell leaves the ~ of --folder=~/x alone.
     return None if word == "None" else Path(word).expanduser()
 
 
@@ -283,7 +283,7 @@ def _carried(chosen: dict, words: Sequence[str]) -> dict:
 
 def _as_typed(command: str, error: ValueError) -> ValueError:
     """The same error with options as they are typed; a usage error if it is about
-    nothing else."""
+    options only."""
     argument, got, rest = str(error).partition(": got ")
     typed = {option.name: option.typed for option in options(command)}
     typed |= {name: typed[own] for name, own in COMMANDS[command].instead.items()}
@@ -347,7 +347,7 @@ class _Terminated(KeyboardInterrupt):
 
 @contextmanager
 def _heeding_sigterm():
-    """Let SIGTERM end a command as Ctrl-C does, unless our caller sees to it."""
+    """Let SIGTERM end a command as Ctrl-C does, unless our caller handles it."""
 
     def end(*_):
         raise _Terminated
@@ -364,7 +364,7 @@ def _heeding_sigterm():
 
 
 def _plain(value: object) -> object:
-    """The value as JSON has it: infinities are none of its numbers."""
+    """The value as JSON can hold it, which has no infinities."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -385,12 +385,12 @@ def main(words: Sequence[str] | None = None) -> int:
     -------
     int
         The exit code: 0 done, 1 failed, 2 a word or an option is at fault, 130
-        stopped by Ctrl-C, 143 by SIGTERM. Which and why is on standard error.
+        stopped by Ctrl-C, 143 by SIGTERM. Standard error says which and why.
 
     Notes
     -----
-    Results go to standard output, all else to standard error: of an error that is
-    not ours one line, with ``GBATTN_DEBUG`` set all of it. Source: the appendix on
+    Results go to standard output, all else to standard error: an error that is not
+    ours as one line, or in full with ``GBATTN_DEBUG`` set. Source: the appendix on
     the command line.
     """
     words = sys.argv[1:] if words is None else words
@@ -432,6 +432,6 @@ def main(words: Sequence[str] | None = None) -> int:
     return code
 
 
-# A notebook is "__main__" as well, and is no file.
+# A notebook is "__main__" as well, but not a file.
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())

@@ -190,9 +190,9 @@ def tokenize_corpus(
     max_train_tokens: int | None = None,
     cache: Path | None = None,
 ) -> dict:
-    """Turn a text into tokens, in a folder that can be carried.
+    """Turn a text into tokens, in a folder that can be moved.
 
-    On a machine without network and without tokenizers, gbattn train takes that
+    On a machine without a network and without tokenizers, gbattn train takes that
     folder in place of a name.
 
     Parameters
@@ -201,11 +201,11 @@ def tokenize_corpus(
         python-docs, which needs no download; wikitext-103, wikitext-2 or
         openwebtext; or a folder with train.txt, valid.txt and test.txt.
     vocab_size : int
-        Token types to reach.
+        Vocabulary size to reach.
     tokenizer : {"byte-level", "published"}
         The recipe; that of the published runs loses text.
     max_train_tokens : int, optional
-        Keep the first so many tokens of the training text.
+        How many tokens of the training text to keep, from its start.
     cache : Path, optional
         Where tokenized texts are kept; GBATTN_CACHE by default, else
         ~/.cache/gbattn.
@@ -315,17 +315,17 @@ def train_model(
 ) -> dict:
     """Train a language model on a text, save it, and let it write.
 
-    Without any option: a small boosted model, on the documentation that Python
-    carries. The folder keeps checkpoints: the same command goes on from there after
-    an interruption, to the same end. It is one process: under torchrun or accelerate
-    launch, call gbattn.training.train.
+    Without any option: a small boosted model, on the documentation that comes with
+    Python. The folder keeps checkpoints: after an interruption, the same command
+    resumes from there, to the same result. It is one process: under torchrun or
+    accelerate launch, call gbattn.training.train.
 
     Parameters
     ----------
     corpus : str
         python-docs, which needs no download; wikitext-103, wikitext-2 or
         openwebtext; a folder with train.txt, valid.txt and test.txt; or a folder
-        that gbattn tokenize wrote, whose recipe stands.
+        that gbattn tokenize wrote, whose recipe applies.
     folder : Path
         Where model, tokenizer and checkpoints go. One that holds anything else is
         refused.
@@ -336,12 +336,12 @@ def train_model(
     tokenizer : {"byte-level", "published"}
         The recipe; that of the published runs loses text.
     max_train_tokens : int, optional
-        Keep the first so many tokens of the training text.
+        How many tokens of the training text to keep, from its start.
     cache : Path, optional
         Where tokenized texts are kept; GBATTN_CACHE by default, else
         ~/.cache/gbattn.
     prompt : str
-        What the trained model continues at the end, if tokenizers is there.
+        What the trained model continues at the end, if tokenizers is installed.
     temperature : float
         Of that sample: 0 always takes the most probable token.
     sample_tokens : int, optional
@@ -350,7 +350,7 @@ def train_model(
         Whether to write TensorBoard's files as well, to ``checkpoints/tensorboard``
         in the folder.
     capture : bool
-        On a GPU: replay an update as one graph of CUDA, for small models.
+        On a GPU: replay an update as one CUDA graph, for small models.
     """
     from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
@@ -476,23 +476,23 @@ def evaluate_model(
     cache: Path | None = None,
     device: str | None = None,
 ) -> dict:
-    """Score a text by a trained model, every token once.
+    """Score a text with a trained model, every token once.
 
     Parameters
     ----------
     folder : Path
-        That gbattn train wrote.
+        One that gbattn train wrote.
     split : {"test", "valid", "train"}, optional
         Which part of the corpus it was trained on; test by default.
     text : Path, optional
-        A UTF-8 file to score instead, cut by the model's own tokenizer; read as
-        training reads, line ends as newlines and without a byte-order mark.
+        A UTF-8 file to score instead, cut by the model's own tokenizer; read as in
+        training, with line ends as newlines and without a byte-order mark.
     corpus : str, optional
         Where the corpus is now, if it is not where it was in training: a folder of
         text, or one that gbattn tokenize wrote.
     context : int
         Tokens that a window shares with the one before and does not score again,
-        from 0 to below the window: more context, fewer surprises, more work.
+        from 0 to less than a window: more context, fewer surprises, more work.
     batch_size : int
         Windows at once.
     cache : Path, optional
@@ -551,7 +551,7 @@ def generate_text(
     prompt : str
         The text to continue; - reads it from standard input.
     folder : Path
-        That gbattn train wrote.
+        One that gbattn train wrote.
     max_new_tokens : int, optional
         How many tokens are added: by default 100, or as many as learned positions
         leave.
@@ -567,11 +567,11 @@ def generate_text(
     stop : tuple of str
         A text ends before the first of these.
     samples : int
-        How many continuations, each with numbers of its own.
+        How many continuations, each with random numbers of its own.
     seed : int
-        Of the draw; the same seed, the same text.
+        Of the draws; the same seed gives the same text.
     stream : bool
-        Show the text on standard error, too, while it is written; of one sample.
+        Show the text on standard error, too, while it is written; one sample only.
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
@@ -630,21 +630,21 @@ def run_experiment(
     """Run an experiment of the book or of your own, or list the book's.
 
     Each finished run is one record. What is finished is never run again, and an
-    unfinished run goes on from its last checkpoint. Most experiments take their
-    learning rates from a sweep, which has to be run before. Without a name: all
-    experiments, and how far they are.
+    unfinished run resumes from its last checkpoint. Most experiments take their
+    learning rates from a sweep, which has to be run first. Without a name: all
+    experiments, and their progress.
 
     Parameters
     ----------
     name : str, optional
-        Of an experiment of the book; or the path of a TOML file that describes one, as
-        those in gbattn/catalogue do.
+        The name of an experiment of the book, or the path of a TOML file that describes
+        one, as those in gbattn/catalogue do.
     workers : int
-        Processes at once, each with one thread; 1 is this process, with all.
+        Processes at once, each with one thread; 1 is this process, with all threads.
     shard : tuple of int
         The k-th of n parts, for the k-th of n machines.
     cluster : dict, optional
-        Each run is a job of SLURM, of which this waits for the end: what submitit's
+        Submit each run as a SLURM job and wait for it to end: what submitit's
         AutoExecutor takes, as JSON, such as '{"gpus_per_node": 1}'.
     results : Path, optional
         The folder of records: by default GBATTN_RESULTS, the book's folder if this
@@ -654,7 +654,7 @@ def run_experiment(
     work : Path, optional
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     capture : bool
-        On a GPU: replay an update as one graph of CUDA, for small models.
+        On a GPU: replay an update as one CUDA graph, for small models.
     """
     from gbattn.conventions import experiment_folder
     from gbattn.experiments import (
@@ -724,7 +724,7 @@ def compare_arms(
 ) -> dict:
     """Compare the arms of an experiment by its records.
 
-    For each: the mean, its spread, and the paired difference to one of them, with
+    For each: the mean, its spread, and the paired difference from one of them, with
     an interval.
 
     Parameters
@@ -736,7 +736,7 @@ def compare_arms(
         Experiments whose arms stand in the same table, paired by seed. They have
         the same text and other arms.
     metric : str
-        test_loss, test_perplexity, test_bits_per_byte, the same of valid, or
+        test_loss, test_perplexity, test_bits_per_byte, the same for valid, or
         another number of the records.
     reference : str, optional
         The arm that the others are compared with; by default standard, or the first
@@ -852,9 +852,9 @@ def diagnose_model(
 ) -> dict:
     """Show what the corrections of a trained model do, on a page.
 
-    And as JSON: whether they go down the loss, which way a second round reads the first, what heads
-    attend to, and which tokens are helped. In a layer of one round the second half of
-    the heads stands for a correction.
+    The page and its JSON say whether corrections go down the loss, which way a second
+    round reads the first, what heads attend to, and which tokens are helped. In a layer
+    of one round the second half of the heads stands for a correction.
 
     Parameters
     ----------
@@ -968,26 +968,26 @@ def measure_arms(
     """Measure how fast each attention trains and writes here.
 
     The arms take turns, and the median of each counts. The benchmarks behind the
-    book's figures are no part of the package: in a checkout, make bench.
+    book's figures are not in the package: run make bench in a checkout.
 
     Parameters
     ----------
     arms : tuple of str
         Registered names of attention.
     model : gbattn.language_model.ModelConfig
-        The model of the first arm, which the others are but for their attention; it
-        reads random tokens.
+        The model of the first arm; the others differ only in their attention. All
+        read random tokens.
     batch_size : int
         Sequences of a training step, each as long as the model's max_length.
     rounds : int
         Turns of each arm.
     new_tokens : int, optional
-        Tokens that are written in a turn, one after the other, one sequence: by
+        Tokens that are written in a turn, one after the other, in one sequence: by
         default 32, or as many as learned positions leave.
     device : str
-        cpu or cuda; the CPU unless told.
+        cpu or cuda; by default the CPU.
     dtype : {"float32", "bfloat16"}
-        Of weights and all.
+        Of weights and everything else.
     """
     import torch
 
@@ -1043,8 +1043,8 @@ def _say_measured(result: dict) -> str:
 # %% ../nbs/X_commands.ipynb #f81d811f
 class Command(NamedTuple):
     """A command: the function that does it, the function that says its result in
-    words, and the fields of its dataclasses that are no options of it, each with
-    the option whose first word it takes ``instead``."""
+    words, and the fields of its dataclasses that are not among its options, each
+    with the option whose first word it takes ``instead``."""
 
     function: Callable[..., dict]
     say: Callable[[dict], str]

@@ -64,10 +64,10 @@ CONFIDENCE = number("a number between 0 and 1", lambda x: 0 < x < 1)
 def paired_interval(
     differences: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return the interval of Student's t for the mean of two or more paired
-    differences: mean ± t · s / √n with n − 1 degrees of freedom (Student, 1908).
+    """Return Student's t interval for the mean of two or more paired differences:
+    mean ± t · s / √n with n − 1 degrees of freedom (Student, 1908).
 
-    Such intervals hold the mean with frequency `confidence`, between 0 and 1.
+    Such intervals cover the mean with frequency `confidence`, between 0 and 1.
     """
     differences = _numbers(differences=differences)
     n = len(differences)
@@ -105,7 +105,7 @@ def welch(
     check_packages("train", "scipy")
     from scipy.stats import ttest_ind_from_stats
 
-    unit = max(sd_a, sd_b)  # a square of it may be no float
+    unit = max(sd_a, sd_b)  # its square may not be a float
     sd_a, sd_b, apart = sd_a / unit, sd_b / unit, (mean_a - mean_b) / unit
     found = ttest_ind_from_stats(apart, sd_a, n_a, 0.0, sd_b, n_b, equal_var=False)
     a, b = sd_a**2 / n_a, sd_b**2 / n_b
@@ -115,7 +115,7 @@ def welch(
 # %% ../nbs/16_comparison.ipynb #55a86045
 #| code-fold: true
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence]) -> object:
-    """Return a table for a page, of IPython: the first column is text, the others are
+    """Return an IPython table for a page: the first column is text, the others are
     numbers."""
     from IPython.display import Markdown
 
@@ -156,14 +156,14 @@ def matched(
     Parameters
     ----------
     config : gbattn.language_model.ModelConfig
-        What is to grow or shrink; its ``d_ffn`` must be None.
+        The model to grow or shrink; its ``d_ffn`` must be None.
     target : gbattn.language_model.ModelConfig
-        What it is to equal.
+        The model it is to equal.
     by : {"parameters", "non_embedding", "training_flops", "sequential_attention"}
-        In what; the last is the number of attentions one after the other, rounds of a
-        layer or layers, and FLOPs.
+        The measure; the last is the number of sequential attention calls (rounds of a
+        layer, or layers) and FLOPs.
     change : {"d_model", "n_layers"}
-        Wider, by multiples of twice the heads, or deeper.
+        Wider, to a multiple of twice the heads, or deeper.
 
     Returns
     -------
@@ -228,7 +228,7 @@ def _match(
 #| code-fold: true
 _TEXT: Rule = lambda x: isinstance(x, dict) and "fingerprint" in x, "a text"
 _NUMBERS = list_of(NUMBER)
-# What is read of the record of a run; _TIMED only where it is there: a run that diverged
+# What is read from the record of a run; _TIMED only if present: a run that diverged
 # has none of it.
 _SETTINGS = dict(arm=STRING, label=STRING, corpus=STRING, text=_TEXT)
 _SETTINGS |= dict(model=DICTIONARY, seed=INTEGER, learning_rate=NUMBER)
@@ -239,7 +239,7 @@ _TIMED |= dict(train_step=_NUMBERS, train_seconds=_NUMBERS)
 
 
 def damaged_entries(record: Record) -> list[str]:
-    """Return the names of what the record of a run lacks, or has of another kind."""
+    """Return the names of a run record's entries that are missing or invalid."""
     settings, measured = record.settings, record.measured
     timed = {name: _TIMED[name] for name in _TIMED if name in measured}
     return [
@@ -287,7 +287,7 @@ def _loss(record: Record, metric: str) -> float:
 # %% ../nbs/16_comparison.ipynb #735b69eb
 #| code-fold: true
 def step_seconds(records: Iterable[Record]) -> float:
-    """Return the seconds of a training step of one arm: the median of the fastest
+    """Return the seconds per training step of one arm: the median of the fastest
     quarter of all stretches between two points of the learning curves.
 
     A shared machine slows a run down, so the fast stretches tell most about the
@@ -310,16 +310,16 @@ def step_seconds(records: Iterable[Record]) -> float:
 
 
 def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dict:
-    """Return the width and the feed-forward width at which a multi-head model takes
-    as long a step as an arm did.
+    """Return the width and the feed-forward width at which a step of a multi-head
+    model takes as long as a step of an arm did.
 
-    Seconds a step, those of `step_seconds`, are taken for a power of the FLOPs: a
-    straight line in logarithms, by least squares through all sizes that were timed.
+    Seconds per step, from `step_seconds`, are modelled as a power of the FLOPs: a
+    straight line in logarithms, fitted by least squares to all sizes that were timed.
 
     Parameters
     ----------
     config : gbattn.language_model.ModelConfig
-        What is to grow or shrink; its ``d_ffn`` must be None.
+        The model to grow or shrink; its ``d_ffn`` must be None.
     records : iterable of gbattn.conventions.Record
         Of runs on one machine, among them multi-head ones of two sizes or more;
         those that diverged are left out.
@@ -354,8 +354,8 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
 # %% ../nbs/16_comparison.ipynb #ac82d3a1
 #| code-fold: true
 def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
-    """Return the mean validation loss over the seeds, of each arm of a sweep at each
-    learning rate, from the lowest rate on; infinite where a run diverged."""
+    """Return the mean validation loss over the seeds for each arm of a sweep at each
+    learning rate, lowest rate first; infinite where a run diverged."""
     found: dict[str, dict[float, dict[int, float]]] = {}
     for record in _of_one_text(records):
         arm, rate, seed = (
@@ -373,8 +373,8 @@ def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
 
 
 def best_rates(records: Iterable[Record]) -> dict[str, float]:
-    """Return, for each arm of a sweep, the learning rate of the lowest mean validation
-    loss over its seeds. The records differ in arm, seed and learning rate.
+    """Return, for each arm of a sweep, the learning rate with the lowest mean
+    validation loss over its seeds. The records differ in arm, seed and learning rate.
     """
     best = {}
     for arm, rates in losses_by_rate(records).items():
@@ -387,7 +387,7 @@ def best_rates(records: Iterable[Record]) -> dict[str, float]:
 
 def rates_at_edge(records: Iterable[Record]) -> dict[str, float]:
     """Return those of the `best_rates` that are the lowest or the highest rate at
-    which their arm was run, so that the best may lie beyond. Arguments as there.
+    which their arm was run, so that the best may lie beyond. Same argument.
     """
     records = list(records)
     rates = losses_by_rate(records)
@@ -400,15 +400,16 @@ def rates_at_edge(records: Iterable[Record]) -> dict[str, float]:
 # %% ../nbs/16_comparison.ipynb #1d28d9af
 #| code-fold: true
 class Row(NamedTuple):
-    """One line of a comparison; None where a number does not exist, as the spread of one run.
+    """One line of a comparison; None for a number that does not exist, such as one
+    run's spread.
 
     ``arm`` and ``label`` name the arm; ``n`` of its runs are in the ``mean`` and the
-    ``sd`` (sample standard deviation) of the metric, ``diverged`` runs are not.
+    ``sd`` (sample standard deviation) of the metric, ``diverged`` of them are not.
     ``difference`` is the mean of arm minus reference over ``pairs`` seeds, with its
     interval from ``low`` to ``high``, all in the metric's unit. ``parameters`` and
     ``non_embedding`` are counts. ``training_flops``, those of its longest run, and
-    ``seconds``, the mean that its runs spent on updates by the clock (evaluation and
-    compilation not counted), are of the runs that were timed.
+    ``seconds``, the mean wall-clock time that its runs spent on updates (evaluation
+    and compilation not counted), cover only the runs that were timed.
     """
 
     arm: str
@@ -434,14 +435,14 @@ def compare(
     reference: str = "standard",
     confidence: float = 0.95,
 ) -> list[Row]:
-    """Compare the arms of an experiment: for each its mean, and its paired
-    difference to the reference with an interval, in the order of the means.
+    """Compare the arms of an experiment: for each its mean and its paired
+    difference from the reference, with an interval, in the order of the means.
 
     Parameters
     ----------
     records : iterable of gbattn.conventions.Record
-        One of each arm and seed, all on the same text. Runs that diverged are
-        counted, and left out of the means.
+        One per arm and seed, all on the same text. Runs that diverged are counted
+        but left out of the means.
     metric : str
         A number of the records. A difference of losses in nats is the logarithm of
         a ratio of perplexities.
@@ -507,7 +508,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The smallest of m is multiplied by m, the next by m − 1, and so on; none is
     smaller than the one before it, or larger than 1. Those below α may all be called
-    decided, and with probability 1 − α at least none of them is so by chance.
+    decided; with probability 1 − α or more, none of them is so by chance.
     """
     p_values = _numbers(p_values=p_values)
     odd = next((p for p in p_values if not 0 <= p <= 1), 0)
@@ -522,9 +523,9 @@ def equivalent(
     differences: Sequence[float], margin: float, confidence: float = 0.95
 ) -> bool:
     """Return whether paired differences show that two arms differ by less than a
-    margin: each of two one-sided t tests, against −margin and against margin, decides
-    at level 1 − `confidence` (Schuirmann, 1987). That no difference is decided does
-    not show it.
+    margin: each of two one-sided t tests, against −margin and against margin, rejects
+    at level 1 − `confidence` (Schuirmann, 1987). An undecided difference does not
+    show it.
     """
     one_sided = number("a number from 0.5 to 1", lambda x: 0.5 < x < 1)
     check(margin=(margin, POSITIVE), confidence=(confidence, one_sided))

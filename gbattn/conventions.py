@@ -114,7 +114,7 @@ def require(condition: bool, argument: str, got: object, want: str) -> None:
 # %% ../nbs/00_conventions.ipynb #5d20b9f4
 #| code-fold: true
 def is_number(x: object) -> bool:
-    """Whether x is a finite real number of Python or NumPy, and no truth value."""
+    """Whether x is a finite real number of Python or NumPy, but not a bool."""
     if not isinstance(x, Real) or isinstance(x, bool):
         return False
     if isinstance(x, float):  # what torch.compile can follow where it is a symbol
@@ -126,12 +126,12 @@ def is_number(x: object) -> bool:
 
 
 def is_integer(x: object) -> bool:
-    """Whether x is an integer of Python or NumPy, and no truth value."""
+    """Whether x is an integer of Python or NumPy, but not a bool."""
     return isinstance(x, Integral) and not isinstance(x, bool)
 
 
 def is_count(x: object) -> bool:
-    """Whether x is a positive integer of Python or NumPy, and no truth value."""
+    """Whether x is a positive integer of Python or NumPy, but not a bool."""
     return is_integer(x) and int(x) > 0
 
 
@@ -139,12 +139,12 @@ Rule = tuple[Callable[[object], bool], str]
 
 
 def number(want: str, holds: Callable[[float], bool]) -> Rule:
-    """The rule of a finite number of which `holds` is true."""
+    """The rule for a finite number for which `holds` is true."""
     return lambda x: is_number(x) and holds(x), want
 
 
 def integer(want: str, holds: Callable[[int], bool]) -> Rule:
-    """The rule of an integer of which `holds` is true."""
+    """The rule for an integer for which `holds` is true."""
     return lambda x: is_integer(x) and holds(x), want
 
 
@@ -160,7 +160,7 @@ def one_of(*choices: object) -> Rule:
 
 
 def optional(rule: Rule) -> Rule:
-    """The rule of what may be None, too."""
+    """The rule for what may also be None."""
     holds, want = rule
     return lambda x: x is None or holds(x), f"None or {want}"
 
@@ -210,7 +210,7 @@ INDEX: Rule = (
 
 
 def divisor_of(name: str, n: int) -> Rule:
-    """The rule of a divisor of a size, which has a name."""
+    """The rule for a divisor of a named size."""
     return (
         lambda x: is_count(x) and n % x == 0,
         lambda: f"a divisor of {name} = {n}",
@@ -220,8 +220,8 @@ def divisor_of(name: str, n: int) -> Rule:
 def check(**arguments: tuple[object, Rule]) -> None:
     """Check arguments, each given as ``name=(value, rule)``.
 
-    A rule is a pair: a predicate, and the words for what it accepts, or a function
-    that returns them.
+    A rule is a pair: a predicate, and either the words for what it accepts or a
+    function that returns them.
     """
     for name, (value, (holds, want)) in arguments.items():
         # Nothing is formatted before a check fails: to format a size would tell a
@@ -254,13 +254,13 @@ def check_tensor(
         Letters of the notation, such as ``"B T D"``; a leading ``"…"`` stands for any
         dimensions.
     dtype, device : optional
-        What they must be; a dtype or the rule of one.
+        What they must be; a dtype or a rule for one.
     of : str
         Whose sizes, dtype and device these are, for the message.
     positive : str
         Letters of sizes that must not be 0.
     **sizes : int
-        What is known of them, by letter.
+        The known sizes, by letter.
     """
     letters, least, of = shape.split(), positive.split(), of and f", as {of}"
     known = letters[1:] if letters[0] == "…" else letters
@@ -319,14 +319,14 @@ def describe(x: object) -> str:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Require Python's own True or False, as a string such as "False" is true."""
+    """Require Python's own True or False, since a string such as "False" is true."""
     check(**{name: (value, FLAG)})
 
 # %% ../nbs/00_conventions.ipynb #a18bc181
 #| code-fold: true
 @contextmanager
 def eval_mode(*models: torch.nn.Module) -> Iterator[None]:
-    """Put all parts of the models in eval mode, and each back into its own in the end."""
+    """Put all parts of the models in eval mode; restore the mode of each at the end."""
     parts = [part for model in models for part in model.modules()]
     modes = [part.training for part in parts]
     for model in models:
@@ -443,7 +443,7 @@ def check_tensors(
 
 
 def with_progress(steps: Iterable, progress: bool, what: str) -> Iterable:
-    """The steps, with a progress bar named after what they are, where tqdm is
+    """The steps, with a progress bar labelled with what they are, if tqdm is
     installed."""
     if not progress:
         return steps
@@ -455,7 +455,7 @@ def with_progress(steps: Iterable, progress: bool, what: str) -> Iterable:
 
 
 def read_json(path: Path, want: str) -> object:
-    """The JSON of a file, or an error that names the file."""
+    """The JSON of a file; an error names the file."""
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -519,7 +519,7 @@ COLOURS: dict[str, str] = {
 
 def colour_of(method: str) -> str:
     """Return the colour, as a hex string, that a method of `COLOURS` has in every
-    figure of the book; six of them are those of Okabe and Ito (2008)."""
+    figure of the book; six of the colours are from Okabe and Ito (2008)."""
     known = "one of " + ", ".join(COLOURS)
     require(method in COLOURS, "method", repr(method), known)
     return COLOURS[method]
@@ -559,7 +559,7 @@ def figure_style() -> None:
 
 # %% ../nbs/00_conventions.ipynb #a87103c0
 #| code-fold: true
-# Records are no part of the package.
+# Records are not part of the package.
 FETCH_RECORDS = (
     "git clone https://github.com/gbattn/gbattn, then GBATTN_RESULTS=gbattn/results"
 )
@@ -583,17 +583,17 @@ def results_folder() -> Path:
     )
 
 
-# How the folder of a chapter is called, in the folder of records.
+# What a chapter's folder is called, in the folder of records.
 CHAPTERS = "[0-9A-Z]*_*"
-# A list of numbers in a record, where each would have a line of its own.
+# A list of numbers in a record, with each number on a line of its own.
 _NUMBERS = re.compile(r'\[\n([^][{}"]*)\n *\]')
 
 
 def experiment_folder(experiment: str, folder: Path | None = None) -> Path:
-    """Return the folder of an experiment's records: the book has it in the folder of
-    a chapter, as ``results/04_hopfield/hopfield-digits``, a reader's own folder of
-    records (`results_folder` by default) right below. Where it is not there yet, it is
-    the latter."""
+    """Return the folder of an experiment's records: in the book it lies in a chapter's
+    folder, as in ``results/04_hopfield/hopfield-digits``; in a reader's own folder of
+    records (`results_folder` by default) it lies directly below. If it does not exist
+    yet, the latter path is returned."""
     folder = Path(folder or results_folder())
     places = (folder, *sorted(folder.glob(CHAPTERS)))
     found = (place / experiment for place in places)
@@ -618,8 +618,8 @@ def _provenance() -> dict[str, object]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to disk, and move it there when it is
-    whole; an error names the file, which that of a full disk does not."""
+    """Write a file next to its destination, flush it to disk, and move it into place
+    once complete; an error names the file, which a full disk's own does not."""
     # A name of its own, as another process may write the same file.
     draft = path.with_name(f"{path.name}.draft-{uuid.uuid4().hex[:8]}")
     try:
@@ -635,7 +635,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def _check_name(argument: str, name: object) -> None:
-    """Check that a name is that of a file or a folder, and no path."""
+    """Check that a name is that of a file or a folder, not a path."""
     plain = isinstance(name, str) and name.strip(". ") != ""
     plain = plain and not set(name) & set("/\\\0")
     require(plain, argument, repr(name), "a name, and no path")
@@ -654,7 +654,7 @@ class Record:
     measured : dict
         The numbers, each under a name that includes its unit.
     provenance : dict
-        Versions, machine, date and profile, by default those of this run; of a
+        Versions, machine, date and profile, by default those of this run; for a
         published number, its source.
     """
 
@@ -680,7 +680,7 @@ class Record:
         return origin | self.settings | self.measured
 
     def to_json(self) -> str:
-        """Return the record as a file holds it, with a list of numbers on one line."""
+        """Return the text of the record's file, each list of numbers on one line."""
         text = json.dumps(
             asdict(self),
             indent=1,
@@ -696,7 +696,7 @@ class Record:
         at all, and return the path."""
         _check_name("name", name)
         path = experiment_folder(self.experiment, folder) / f"{name}.json"
-        text = self.to_json()  # which may be refused, before a folder is made
+        text = self.to_json()  # may raise, so before a folder is made
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text.encode())
         return path
@@ -795,7 +795,7 @@ def put_to_test(
     statistic : str
         The number that decides.
     threshold : str
-        Where it has to lie, fixed before the measurement.
+        Where that number must lie, fixed before measurement.
     observed : str
         What was observed.
     holds : bool or None

@@ -215,8 +215,9 @@ def train_tokenizer(
     texts : iterable of str
         The texts, in pieces of any size.
     vocab_size : int
-        The vocabulary size to reach. A text without pairs to merge gives a smaller
-        one; in the published recipe, a text of more different characters a larger.
+        The vocabulary size to reach. A text without enough pairs to merge gives a
+        smaller one; in the published recipe, one with more distinct characters a
+        larger.
     recipe : {"byte-level", "published"}
         ``"byte-level"`` starts from the 256 bytes and can spell every string.
         ``"published"`` is the recipe of the language models of Sargolzaei (2026):
@@ -254,8 +255,8 @@ def train_tokenizer(
 # %% ../nbs/14_corpora.ipynb #73852cdc
 @lru_cache(1)
 def _byte_of() -> dict[str, int]:
-    """The byte of each character in a byte-level token: that of a printing character
-    is its own, the other 68 are written from U+0100 on."""
+    """The byte of each character in a byte-level token: a printable character stands
+    for its own byte, the other 68 are written from U+0100 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
     shown = [chr(byte) for byte in prints] + [chr(256 + i) for i in range(68)]
@@ -546,7 +547,7 @@ class Corpus:
         return np.array([len(spelling) for spelling in self.vocabulary])
 
     def n_bytes(self, tokens: np.ndarray) -> int:
-        """The number of bytes that tokens spell, without the −100 of targets that are
+        """The number of bytes that tokens spell, ignoring targets of −100, which are
         not scored: the divisor of `bits_per_byte` if the corpus is lossless."""
         flat = as_array(tokens).ravel()
         size = 2**24  # a memory map is not read at once
@@ -617,7 +618,7 @@ class Corpus:
 # %% ../nbs/14_corpora.ipynb #41469b2d
 #| code-fold: true
 class TextStream:
-    """Text while it is generated, up to a stop string: for ``stream=`` of
+    """Text as it is generated, up to a stop string: for ``stream=`` of
     `gbattn.language_model.LanguageModel.generate`.
 
     Parameters
@@ -627,8 +628,8 @@ class TextStream:
     stop : sequence of str
         A text ends before the first of these that is complete.
     write : callable, optional
-        Called with the number of a sequence and its new text, as soon as no more
-        tokens can change it: never half of a character, or of a stop string.
+        Called with the number of a sequence and its new text, as soon as no further
+        token can change it: never with part of a character or of a stop string.
 
     Notes
     -----
@@ -739,7 +740,7 @@ _ENTRIES = {
 
 
 def _manifest_at(path: Path) -> tuple[dict, object]:
-    """The JSON of a manifest and its format; {} and None if the file is none."""
+    """The JSON of a manifest and its format; {} and None if the file is not one."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
         return manifest, manifest.get("format")
@@ -753,7 +754,7 @@ def _is_cache_format(format: object) -> bool:
 
 
 def read_manifest(path: Path, cure: str) -> dict:
-    """What a folder says of itself, as it was written."""
+    """The manifest at a path, if it is as it was written."""
     manifest, found = _manifest_at(path)
     want = f"{FORMAT!r}: {cure if _is_cache_format(found) else _NO_CACHE}"
     require(found == FORMAT, str(path), f"format {reprlib.repr(found)}", want)
@@ -803,8 +804,8 @@ def _tokenizer_text(rows: Iterable[str], recipe: dict) -> Iterator[str]:
 
 
 def _text_up_to(text: str, spelled: str) -> bytes:
-    """The head of a text of which a lossy tokenizer spells these characters, none of
-    which it drops elsewhere, so that first matches are right."""
+    """The head of a text from which a lossy tokenizer spells these characters. It drops
+    none of them elsewhere, so first matches are right."""
     end = 0
     for character in spelled:
         end = text.index(character, end) + 1
@@ -812,7 +813,7 @@ def _text_up_to(text: str, spelled: str) -> bytes:
 
 
 def _append(path: Path, content: bytes) -> None:
-    """Append to a file; an error names it, which that of a full disk does not."""
+    """Append to a file; an error names it, unlike the system's own on a full disk."""
     # Not `write_atomic`: the tokens of a split do not fit in memory.
     try:
         with path.open("ab") as file:
@@ -944,7 +945,7 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     verify : bool
         Whether to read all files, and to check checksums and token ids. Without it
         only the checksum of ``corpus.json`` and the sizes of the token files are
-        checked, and that of the tokenizer when it is used.
+        checked, and the tokenizer's checksum when it is used.
 
     Notes
     -----
@@ -1010,18 +1011,18 @@ def load_corpus(
         ``"python-docs"``, which needs no download; ``"wikitext-103"``,
         ``"wikitext-2"`` or ``"openwebtext"`` from the Hugging Face Hub; or a folder
         that holds, for each of train, valid and test, a UTF-8 file SPLIT.txt or a
-        folder SPLIT of .txt files, which are read by name, without hidden ones. (A
-        folder with one of those four names: as a Path.) Line ends are read as
+        folder SPLIT of .txt files, read in order of name, without hidden ones. (Pass
+        a folder with one of those four names as a Path.) Line ends are read as
         newlines, a byte-order mark is dropped, and a missing last newline is added
         before another file.
     tokenizer : {"byte-level", "published"}
-        The recipe of `train_tokenizer`, for the first 100,000,000 characters of
-        train; in the published recipe, for its first 100,000 rows that are not blank.
+        The recipe of `train_tokenizer`, which reads the first 100,000,000 characters of
+        train; in the published recipe, its first 100,000 rows that are not blank.
     vocab_size : int
         The vocabulary size to reach; that of the result is `Corpus.vocab_size`.
     max_train_tokens : int, optional
-        Use only this many tokens of train, the first; the published comparison used
-        10,000,000.
+        Use only this many tokens from the start of train; the published comparison
+        used 10,000,000.
     cache : str or Path, optional
         The folder of caches; by default ``GBATTN_CACHE``, else ``~/.cache/gbattn``.
     verify : bool
@@ -1090,7 +1091,7 @@ class Batch(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """A batch of windows that hold several documents: ``inputs`` and ``targets`` as of
+    """A batch of windows that hold several documents: ``inputs`` and ``targets`` as in
     `Batch`, the target −100 where it belongs to another document, and ``documents``,
     int64 (B, T), as `gbattn.language_model.LanguageModel` takes it."""
 
@@ -1100,8 +1101,8 @@ class PackedBatch(NamedTuple):
 
 
 def pack_documents(batch: Batch, end: int) -> PackedBatch:
-    """Return windows with the documents that are in them, each of which ends with the
-    token ``end``: what follows it is no target, and has a number of its own.
+    """Return windows with the documents in them, each of which ends with the token
+    ``end``: the next token is not a target and begins a document with its own number.
 
     Parameters
     ----------
@@ -1145,7 +1146,7 @@ class TokenStream:
     """An endless iterator of training batches in an order that the seed decides.
 
     The tokens are cut into windows that do not overlap; each epoch has every window
-    once, in an order of its own, and a batch may span two epochs, so that none is
+    once, in an order of its own, and a batch may span two epochs, so that no batch is
     short. Fewer than ``length`` tokens at the end of the text are not used.
 
     Parameters
@@ -1295,7 +1296,7 @@ def _sequential(tokens, length, context, batch_size) -> Iterator[Batch]:
 # %% ../nbs/14_corpora.ipynb #b16a0002
 #| code-fold: true
 def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
-    """Return the loss of a bigram model, a baseline of language models.
+    """Return the loss of a bigram model, a baseline for language models.
 
     Parameters
     ----------
@@ -1308,7 +1309,7 @@ def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
     Returns
     -------
     float
-        Nats a token, the mean over all tokens of valid but the first.
+        Nats per token, the mean over all tokens of valid but the first.
 
     Notes
     -----

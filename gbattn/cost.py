@@ -35,8 +35,8 @@ def count_flops(call: Callable, *args, **options) -> int:
     Returns
     -------
     int
-        Torch's count, with its formula for fused attention applied to the kernel of
-        the CPU too, which it leaves out. All T × S scores count, masked or not.
+        Torch's count, with its formula for fused attention applied to the CPU kernel
+        too, which torch leaves out. All T × S scores count, masked or not.
 
     Notes
     -----
@@ -93,7 +93,7 @@ class Cost:
 
     @property
     def training_flops(self) -> int:
-        """Products of a forward and a backward pass."""
+        """FLOPs of a forward and a backward pass."""
         return self.forward_flops + self.backward_flops
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -141,7 +141,7 @@ def linear_cost(
     bias : bool
         Whether a bias is added.
     itemsize : int
-        Bytes of a number.
+        Bytes per number.
 
     Returns
     -------
@@ -180,12 +180,12 @@ class AttentionSizes(NamedTuple):
 
     @property
     def S(self) -> int:
-        """Keys that a query may attend to, masked or not."""
+        """Keys for each query, masked or not."""
         return self.context or self.past + self.T
 
     @property
     def new(self) -> int:
-        """Tokens that keys and values are made of."""
+        """Tokens that keys and values are computed from."""
         return self.context or self.T
 
     @property
@@ -231,7 +231,7 @@ class AttentionSizes(NamedTuple):
 
     def shift(self) -> Cost:
         """Cost of mixing keys and values with those of the token before, if the layer
-        has ``shift``: a copy one place on and two elementwise steps."""
+        has ``shift``: a copy shifted by one place and two elementwise steps."""
         if self.layer.key_shift is None:
             return Cost()
         n = self.B * self.new * self.kv_dim
@@ -239,8 +239,8 @@ class AttentionSizes(NamedTuple):
         return 2 * (one + Cost(parameters=2 * self.kv_dim))
 
     def norms(self, own_keys: bool = True) -> Cost:
-        """Cost of normalising each head of the queries, and of keys of their own, if
-        the layer has ``qk_norm``: the gains. What it moves is not counted."""
+        """Cost of normalising each head of the queries, and of own keys, if the layer
+        has ``qk_norm``: the gains. What normalising moves is not counted."""
         if self.layer.key_norm is None:
             return Cost()
         return Cost(parameters=(1 + own_keys) * self.layer.head_dim)
@@ -259,7 +259,7 @@ class AttentionSizes(NamedTuple):
         )
 
     def moved(self, moved: int, saved: int = 0) -> Cost:
-        """Cost of moving, and of saving, so many numbers without a product."""
+        """Cost of moving, and of saving, this many numbers without a product."""
         moved, saved = self.itemsize * moved, self.itemsize * saved
         return Cost(traffic_bytes=moved, saved_bytes=saved)
 
@@ -274,13 +274,13 @@ COUNTS: dict[type, Callable[[AttentionSizes], Parts]] = {}
 
 
 def counts(layer: type) -> Callable:
-    """Return a decorator that enters a function as the count of a layer class, and of
-    no class derived from it: from `AttentionSizes` to a dict of costs by part.
+    """Return a decorator that registers a function, from `AttentionSizes` to a dict of
+    costs by part, as the count of a layer class, but not of classes derived from it.
 
     Notes
     -----
-    `one_round` is the count of `MultiHeadAttention`, to which `add_parts` adds what a
-    layer of your own computes further. Source: chapter 10.
+    `one_round` is the count of `MultiHeadAttention`, to which `add_parts` adds what
+    else a layer of your own computes. Source: chapter 10.
     """
 
     def enter(count: Callable[[AttentionSizes], Parts]) -> Callable:
@@ -395,8 +395,8 @@ def attention_parts(
     """Return the cost of a layer by its parts: ``projections``, ``attention``,
     ``gate`` and ``elementwise``.
 
-    Takes what `attention_cost` takes, whose result is the sum of the parts and the
-    cache.
+    Takes the arguments of `attention_cost`, which returns the sum of these parts and
+    the cache.
     """
     name = type(layer).__name__
     want = f"a layer whose count is registered, by @gbattn.cost.counts({name})"
@@ -443,34 +443,34 @@ def attention_cost(
         A layer of chapters 6 to 8, or one whose count is registered by `counts`. Its
         weights are not read, so it may be on the device ``meta``.
     T : int
-        Tokens x, which queries are made of.
+        Tokens x, from which queries are computed.
     context : int, optional
         Tokens of a context.
     past : int
-        Tokens in a cache, before the T.
+        Tokens in a cache, before these T.
     batch_size : int
         Sequences B.
     causal : bool, optional
         As in the call of the layer.
     count_masked : bool
-        Whether the scores that a causal mask hides count as computed, as torch
-        counts. A fused kernel skips nearly all of them.
+        Whether the scores that a causal mask hides count as computed, as in torch's
+        count. A fused kernel skips nearly all of them.
     itemsize : int
-        Bytes of a number: 4 for float32, 2 for half precision.
+        Bytes per number: 4 for float32, 2 for half precision.
 
     Returns
     -------
     Cost
-        FLOPs are those that torch counts. The gradient of the input is wanted too.
-        The cache is that of past + T tokens, and empty with a context.
+        FLOPs are those that torch counts, the gradient of the input included. The
+        cache is that of past + T tokens, and empty with a context.
 
     Notes
     -----
-    Without dropout, a mask and functions of masks or scores; the weights that a score
+    Assumes no dropout, no mask and no mask or score function; the weights that a score
     function forms on a CPU are not counted, nor the keys that a static cache reads
     beyond past + T. Bytes are those of a pass without a cache, and leave out rotary
-    positions and the norms of ``qk_norm``; for linear attention, those of its attention are a
-    lower bound: what comes in and goes out. Source: chapter 10.
+    positions and the norms of ``qk_norm``; for linear attention, those of its attention
+    are a lower bound: its inputs and output. Source: chapter 10.
     """
     options = dict(context=context, past=past, batch_size=batch_size)
     options |= dict(causal=causal, count_masked=count_masked, itemsize=itemsize)
@@ -565,7 +565,7 @@ def count_kernels(call: Callable, *args, **options) -> int:
 # %% ../nbs/10_cost.ipynb #16dc9a9f
 #| code-fold: true
 class Machine(NamedTuple):
-    """``flops``, FLOPs a second in products of matrices, and ``bandwidth``, bytes a
+    """``flops``, FLOPs per second in matrix products, and ``bandwidth``, bytes per
     second to and from memory."""
 
     flops: float
@@ -573,7 +573,7 @@ class Machine(NamedTuple):
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that a call takes, and on a GPU all that it starts there."""
+    """Return the seconds that a call takes, with all that it starts on a GPU."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
@@ -597,14 +597,14 @@ def measure_machine(
     device, dtype : torch.device, torch.dtype
         Where, and with which numbers.
     size : int
-        Side of the matrices; the vectors have 16 times as many numbers as one.
+        Side of the matrices; the vectors have 16 times as many numbers as a matrix.
     runs : int
-        The fastest of so many counts.
+        Timed runs; the fastest counts.
 
     Returns
     -------
     Machine
-        On the threads that torch has now.
+        With torch's current number of threads.
 
     Notes
     -----
@@ -624,7 +624,7 @@ def measure_machine(
 
 
 def roofline_seconds(cost: Cost, machine: Machine) -> float:
-    """Return the least seconds that a forward pass of this cost can take.
+    """Return the fewest seconds that a forward pass of this cost can take.
 
     Parameters
     ----------
@@ -667,8 +667,8 @@ def count_saved_bytes(call: Callable, *args, **options) -> int:
 
     Notes
     -----
-    Of the kernels that ran: on ``meta`` torch has no fused attention, and saves the
-    scores. Source: chapter 10; ``torch.autograd.graph.saved_tensors_hooks``.
+    Depends on the kernels that ran: on ``meta`` torch has no fused attention, and saves
+    the scores. Source: chapter 10; ``torch.autograd.graph.saved_tensors_hooks``.
     """
     storages = {}  # kept alive: a freed one could leave its address to another
 

@@ -49,9 +49,9 @@ def emitted_law(
     p, q : torch.Tensor
         Probabilities of a draft and of a model, shape (…, V).
     accept : callable
-        As `gbattn.language_model.accept_exactly`: from p, q and the proposed tokens
-        (…) to the probabilities (…) of accepting them, and (…, V) of what is written
-        instead.
+        As `gbattn.language_model.accept_exactly`: maps p, q and the proposed tokens
+        (…) to the probabilities (…) of accepting them, and those (…, V) of what is
+        written instead.
 
     Returns
     -------
@@ -88,8 +88,8 @@ def lifted_probability(
     delta : float
         The budget δ, in nats.
     taylor : bool
-        The published min{q + √(2δq(1 − q)), 1}, which may exceed the budget, instead
-        of the root, by bisection.
+        Whether to return the published min{q + √(2δq(1 − q)), 1}, which may exceed
+        the budget, instead of the root found by bisection.
 
     Returns
     -------
@@ -134,8 +134,8 @@ def accept_constrained(
     delta: float,
     taylor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept with the probability that the proposal has at most under a law within δ
-    nats of q, the rule Cactus; ``delta=0`` is exact.
+    """Accept as if q were the law within δ nats of q under which the proposal is most
+    probable, the rule Cactus; ``delta=0`` is exact.
 
     Parameters
     ----------
@@ -167,8 +167,8 @@ def accept_typical(
     threshold: float = 0.09,
     alpha: float = 0.3,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept a proposal if q of it is above min(threshold, alpha · exp(−H(q))), and
-    else draw from q: typical acceptance.
+    """Accept a proposal if its probability under q is above min(threshold, alpha ·
+    exp(−H(q))), else draw from q: typical acceptance.
 
     Parameters
     ----------
@@ -193,14 +193,14 @@ def accept_typical(
 #| code-fold: true
 def clipped_law(p: torch.Tensor, q: torch.Tensor, spread: float) -> torch.Tensor:
     """Return min{max{p, c q}, c exp(spread) q}, with the c for which it sums to 1: of
-    all laws with its overlap Σ min(p, h) with p, the one with least KL(h‖q).
+    all laws h with the same overlap Σ min(p, h) with p, the one of least KL(h‖q).
 
     Parameters
     ----------
     p, q : torch.Tensor
         Probabilities of a draft and of a model, shape (…, V).
     spread : float
-        Not negative; 0 is q, and the larger the nearer to p.
+        Not negative; 0 gives q, and larger values come nearer to p.
 
     Returns
     -------
@@ -239,7 +239,7 @@ def accept_clipped(
 # %% ../nbs/23_decoding.ipynb #cb68f9fb
 #| code-fold: true
 def first_round(model: LanguageModel) -> LanguageModel:
-    """Return the model whose boosted layers have their first round only, for ``draft=``
+    """Return the model with only the first round of its boosted layers, for ``draft=``
     of `gbattn.language_model.LanguageModel.generate`.
 
     Parameters

@@ -63,8 +63,8 @@ def rounds_of(layer: MultiHeadAttention, inputs: AttentionInputs) -> list[Round]
     Parameters
     ----------
     layer : gbattn.attention.MultiHeadAttention
-        Of any kind. One that has a single round is cut into the two halves of its
-        heads: the second half counts as a correction of the first.
+        Of any kind. A single round is split into the two halves of its heads: the
+        second half counts as a correction of the first.
     inputs : gbattn.attention.AttentionInputs
         As its ``estimate`` gets them, without a cache.
 
@@ -94,13 +94,12 @@ def rounds_of(layer: MultiHeadAttention, inputs: AttentionInputs) -> list[Round]
 
 @contextmanager
 def edited(model: LanguageModel, edits: dict[int, Edit]) -> Iterator[None]:
-    """Replace, for a while, what layers of a model estimate.
+    """Temporarily replace what layers of a model estimate.
 
     Parameters
     ----------
     model : gbattn.language_model.LanguageModel
-        Its layers are those of `gbattn.attention.MultiHeadAttention` and its
-        subclasses.
+        Its attention layers are `gbattn.attention.MultiHeadAttention` or subclasses.
     edits : dict
         By the number of the layer: a function from the layer and its
         `gbattn.attention.AttentionInputs` to F, shape (B, T, D), which the output
@@ -139,8 +138,8 @@ def stopped(round: int = 0) -> Edit:
 
 
 def without_round(round: int) -> Edit:
-    """Return the edit that takes what one round adds out of the last estimate; the
-    rounds after it still read it."""
+    """Return the edit that removes from the last estimate what one round adds; later
+    rounds still read it."""
 
     def edit(layer, inputs):
         rounds = rounds_of(layer, inputs)
@@ -218,7 +217,7 @@ def descent(
         that δ changes at some token: ``cosine`` of δ and −u; ``first_order`` ⟨u, δ⟩,
         in nats; ``change`` of each target's loss by δ; ``residual_cosine`` of δ and
         r = x − F, and ``residual_falls``, whether ‖r − δ‖ < ‖r‖. Then cosine,
-        first_order and change of steps in the place of δ, in the same features and of
+        first_order and change of steps in place of δ, in the same features and with
         its norm at each token: ``shuffled_…``, the steps of other tokens;
         ``random_…``; ``gradient_…``, along −u; and ``twicing_…``, A(V − AV) of round 0.
 
@@ -375,11 +374,11 @@ def patched(paths: tuple[str, ...], source: str = "other") -> Edit:
     Parameters
     ----------
     paths : tuple of {"queries", "keys", "values", "gates"}
-        The parts that read a replacement in the place of F. What a correction
-        is added to stays.
+        The parts that read a replacement instead of F. What a correction is added
+        to is left as it is.
     source : {"other", "mean", "zero"}
-        The replacement: F at the same place of another window of the batch, the mean
-        over all other windows at that place, or zero, where the residual is x.
+        The replacement: F at the same place in another window of the batch, the mean
+        over all other windows at that place, or zero, so that the residual is x.
 
     Notes
     -----
@@ -436,8 +435,8 @@ def spread_windows(
     tokens : np.ndarray
         Token ids, shape (n,).
     length, batch_size : int
-        Tokens T of a window, and windows of a batch, two or more. Windows do not
-        overlap, and what is left over in the end is not used.
+        Tokens T per window, and windows per batch, two or more. Windows do not
+        overlap, and what is left over at the end is not used.
     """
     check(length=(length, COUNT))
     check(
@@ -458,15 +457,15 @@ def _batch(tokens: np.ndarray, starts: np.ndarray, length: int, device) -> Batch
 # %% ../nbs/19_diagnosis.ipynb #c1a99f35
 #| code-fold: true
 class Means:
-    """Means over tokens, gathered batch by batch, with intervals that take windows,
-    and not tokens, as independent.
+    """Means over tokens, gathered batch by batch, with intervals that treat windows,
+    not tokens, as independent.
 
     Notes
     -----
     `add` takes values (B, T, …) by name and, optionally, which tokens count, boolean
     (B, T); values that are not finite do not count. With s the sum over a window and
     n the tokens that count in it, the mean m is Σs/Σn, and `half` is 1.96 times
-    its standard error √Σ(s − mn)²/Σn, as of a ratio of means. Source: chapter 19.
+    its standard error √Σ(s − mn)²/Σn, as for a ratio of means. Source: chapter 19.
     """
 
     def __init__(self):
@@ -539,7 +538,7 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
         Each (B, T, H): the ``entropy`` in nats; the weights on the ``own`` token and on
         the ``previous`` one (NaN where there is none); and ``received``, what the
         key at this place gets from the queries from here on, over what it would get
-        if each attended to all alike (NaN for the last 16 places).
+        if each attended uniformly (NaN for the last 16 places).
     """
     check_tensor("weights", weights, "B H T S", dtype=FLOATING, positive="T")
     T, S = weights.shape[-2:]
@@ -555,9 +554,9 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the Jensen–Shannon distance, the root of the divergence, of two attentions
-    (B, H, T, S), for each query and head, (B, T, H): 0 where they are the same, 1
-    where no key has weight in both.
+    """Return the Jensen–Shannon distance, the root of the divergence, of attention
+    weights (B, H, T, S), for each query and head, (B, T, H): 0 where both are the same,
+    1 where no key has weight in both.
     """
     check_tensor("first", first, "B H T S", dtype=FLOATING)
     check_tensor("second", second, "B H T S", dtype=FLOATING)
@@ -575,17 +574,17 @@ def induction_scores(
     sequences: int = 16,
     seed: int = 0,
 ) -> list[list[list[float]]]:
-    """Return the mean attention to the token after the earlier occurrence, on random
-    tokens that come twice.
+    """Return the mean attention to the token after the earlier occurrence, in random
+    sequences that are repeated once.
 
     Parameters
     ----------
     model : gbattn.language_model.LanguageModel
-        Whose vocabulary the tokens are drawn from, each as often.
+        The tokens are drawn uniformly from its vocabulary.
     length : int, optional
         Tokens before they are repeated; by default half of ``max_length``.
     sequences, seed : int
-        How many, and of the draw.
+        How many, and the seed of the draw.
 
     Returns
     -------
@@ -642,7 +641,7 @@ def _onto_simplex(x: torch.Tensor) -> torch.Tensor:
 def hull_distance(
     outputs: torch.Tensor, values: torch.Tensor, *, steps: int = 300
 ) -> torch.Tensor:
-    """Return how far points lie outside of the convex hull of others.
+    """Return how far points lie outside the convex hull of others.
 
     Parameters
     ----------
@@ -676,10 +675,10 @@ def hull_distance(
 
 def effective_rank(matrix: torch.Tensor) -> float:
     """Return exp of the entropy of a matrix's singular values, as shares of their sum:
-    how many directions it has, n if n directions share it alike; 0 of a zero matrix.
+    how many directions it has, n if n directions share it equally; 0 for a zero matrix.
 
-    Of a covariance (D, D), or of a cloud of points about their mean (N, D), which has
-    the square roots of the same numbers, and so a larger one.
+    For a covariance (D, D), or for a cloud of points about their mean (N, D), whose
+    singular values are the square roots of the same numbers, so its rank is larger.
 
     Notes
     -----
@@ -710,7 +709,7 @@ def token_groups(
     dict[str, dict[str, torch.Tensor]]
         ``frequency`` of the target, by powers of ten; ``position`` in the window, by
         powers of two; ``novelty``: whether the target is ``new`` to its window,
-        ``repeated``, or the token before it was followed by it there (``pair``).
+        ``repeated``, or followed the same token earlier in it (``pair``).
     """
     x, y = batch
     check_tensor("inputs", x, "B T", positive="B T")
@@ -740,7 +739,7 @@ def token_groups(
 
 
 class _Extremes:
-    """The targets with the largest and the smallest values, one a window at most."""
+    """The targets with the largest and the smallest values, at most one per window."""
 
     def __init__(self, n: int = 5):
         self.n, self.most, self.least = n, [], []
@@ -809,8 +808,8 @@ def _rank(n: int, s: torch.Tensor, ss: torch.Tensor) -> float | None:
 
 
 def _hull(means: Means, at: str, layer, inputs, rounds, generator) -> None:
-    """How much of its length a correction leads out of the hull of the values, for 32
-    places of the first 64, and the same of other steps of its length."""
+    """What share of its length takes a correction out of the hull of the values, for 32
+    of the first 64 places, and the same for other steps of that length."""
     if rounds[0].weights.shape[1] != layer.n_heads:  # halves of heads are hulls
         return
     S, H = min(64, inputs.x.shape[1]), layer.n_heads
@@ -862,12 +861,12 @@ def diagnose(
         Any; the second half of the heads counts as the correction where a layer
         has one round.
     tokens : np.ndarray
-        Token ids of a text that it was not trained on, shape (n,).
+        Token ids of a text that the model was not trained on, shape (n,).
     length, batch_size : int
-        Tokens T of a window, ``max_length`` by default, and windows at once, 2 or more.
+        Tokens T per window, ``max_length`` by default, and windows at once, 2 or more.
     sample : int
         About how many tokens are used for what takes many passes: descent, paths,
-        pruning and hulls. They are spread over the text. The chapter has 16,384.
+        pruning and hulls. They are spread over the text. The chapter uses 16,384.
     counts : np.ndarray, optional
         How often each token id occurs in the training text, (V,); by default in
         these tokens.
@@ -881,9 +880,9 @@ def diagnose(
     Returns
     -------
     dict
-        For JSON. A pair is a mean and half of its 95 % interval (`Means`); ``halves``
-        are the layers of one round, whose second half of the heads counts as a
-        correction. Source: chapter 19.
+        For JSON. A pair is a mean and half the width of its 95 % interval (`Means`);
+        ``halves`` are the layers with one round, where the second half of the heads
+        counts as a correction. Source: chapter 19.
     """
     check(model=(model, _MODEL), sample=(sample, COUNT), seed=(seed, SEED))
     check(
@@ -1101,7 +1100,7 @@ def say_halves(result: dict) -> str:
 
 
 def report_page(result: dict, title: str) -> str:
-    """Return a page of HTML, with nothing outside of it, that shows a diagnosis.
+    """Return a self-contained page of HTML that shows a diagnosis.
 
     Parameters
     ----------

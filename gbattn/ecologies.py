@@ -148,7 +148,7 @@ def complexity(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
 
 
 class LossParts(NamedTuple):
-    """The parts of a next-token loss, in nats, each one number."""
+    """The parts of a next-token loss, in nats, each a scalar."""
 
     floor: torch.Tensor
     excess: torch.Tensor
@@ -172,12 +172,12 @@ def token_loss(
     ecology : TaskEcology
         With W states, C contexts and V tokens.
     encoding : torch.Tensor
-        The cell of each state, int64 of shape (W,): 0 … X − 1, none empty. A model
-        that sees the state itself has ``torch.arange(W)``.
+        The cell of each state, int64 of shape (W,): 0 … X − 1, none empty. For a
+        model that sees the state itself, ``torch.arange(W)``.
     decoder : torch.Tensor, optional
         The predictions for each cell and context, shape (X, C, V); by default the
         best, `cell_averages`. The loss is infinite where a token that occurs has
-        probability 0. Gradients flow to it.
+        probability 0. Gradients flow to the decoder.
 
     Returns
     -------
@@ -274,7 +274,7 @@ def quotient(ecology: TaskEcology, tolerance: float = 1e-12) -> torch.Tensor:
     ecology : TaskEcology
         With W states.
     tolerance : float
-        Up to which squared Hellinger distance laws are equal.
+        Squared Hellinger distance up to which laws count as equal.
 
     Returns
     -------
@@ -311,7 +311,7 @@ def partitions(n: int) -> torch.Tensor:
 # %% ../nbs/26_ecologies.ipynb #f6e5ef8c
 #| code-fold: true
 def split_thresholds(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
-    """Return, for each pair of cells, the price β* of complexity above which to merge
+    """Return, for each pair of cells, the price β* of complexity above which merging
     them pays.
 
     Parameters
@@ -342,7 +342,7 @@ def split_thresholds(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tens
 
 
 class Stage(NamedTuple):
-    """An encoding on a path, and the price from which on it is there."""
+    """An encoding on a path, and the price from which it applies."""
 
     beta: float
     encoding: torch.Tensor
@@ -359,8 +359,8 @@ class Stage(NamedTuple):
 
 
 def merge_path(ecology: TaskEcology) -> list[Stage]:
-    """Return the path from the quotient to one cell that merges the pair of cells with
-    the lowest threshold, one pair at a time.
+    """Return the path from the quotient to one cell that merges, at each step, the pair
+    of cells with the lowest threshold.
 
     Parameters
     ----------
@@ -394,17 +394,17 @@ def optimal_path(ecology: TaskEcology) -> list[Stage]:
     Parameters
     ----------
     ecology : TaskEcology
-        With W states; all partitions are tried, which for W = 8 are 4,140.
+        With W states; all partitions are tried: 4,140 for W = 8.
 
     Returns
     -------
     list of Stage
-        From the quotient to one cell; `beta` is the price from which on a stage is
-        the best.
+        From the quotient to one cell; `beta` is the price from which a stage is the
+        best.
 
     Notes
     -----
-    They are the corners of the lower hull of excess against complexity. Source:
+    The stages are the corners of the lower hull of excess against complexity. Source:
     chapter 26.
     """
     path = [Stage.of(ecology, quotient(ecology), 0.0)]
@@ -422,7 +422,7 @@ def optimal_path(ecology: TaskEcology) -> list[Stage]:
 # %% ../nbs/26_ecologies.ipynb #2b205f9b
 #| code-fold: true
 def mix(first: TaskEcology, second: TaskEcology, share: float) -> TaskEcology:
-    """Return the ecology that draws its context from the second with a probability.
+    """Return the ecology that draws its context from the second with probability a.
 
     Parameters
     ----------

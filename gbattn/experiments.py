@@ -146,8 +146,8 @@ class CorpusSpec:
     vocab_size, tokenizer, max_train_tokens
         As in `gbattn.corpora.load_corpus`.
     max_valid_tokens : int, optional
-        How many tokens of valid the training loop reads to choose its best step, 2 or
-        more; all by default. What is reported is measured on all.
+        How many validation tokens the training loop reads to choose its best step, 2
+        or more; all by default. What is reported is measured on all.
     fingerprint : str, optional
         That of the corpus, where the experiment is about one text and no other.
     """
@@ -171,7 +171,7 @@ class CorpusSpec:
         """Return the corpus, from the cache if it is there; a text of one's own is read
         from the folder of that name in `corpora`, by default ``GBATTN_CORPORA``.
         Where a fingerprint is given and the cache has such a corpus, as when it was
-        carried here, the text itself is not needed.
+        copied here, the text itself is not needed.
         """
         check(corpora=(corpora, optional(PATH)))
         root = corpora or os.environ.get("GBATTN_CORPORA")
@@ -201,17 +201,16 @@ class Arm:
     label : str
         For tables and figures; the name by default.
     method : str
-        Whose colour it has, a key of `gbattn.conventions.COLOURS`.
+        The method whose colour it has, a key of `gbattn.conventions.COLOURS`.
     model, train : dict
         Fields of `ModelConfig` and of `TrainConfig` in which it differs from the
         experiment's.
     equal_to : Arm, optional
         The arm that this one is grown or shrunk to equal.
     equal_in : str
-        In what, as `matched` takes it, or ``"time"``, that of the records of the
-        sweep.
+        The measure, as `matched` takes it, or ``"time"``, as recorded in the sweep.
     change : {"d_model", "n_layers"}
-        By what.
+        What is changed.
     """
 
     name: str
@@ -277,8 +276,8 @@ def _own_layers(config: ModelConfig) -> dict[type, str]:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: every setting that decides its result, `varied`, what the
-    grid chose, and how many runs the experiment has `planned`.
+    """One training run: every setting that decides its result; in `varied`, what the
+    grid chose; in `planned`, how many runs the experiment has.
     """
 
     experiment: str
@@ -293,7 +292,7 @@ class Run:
     @property
     def id(self) -> str:
         """Twelve hex digits of a hash of the fields of text, model and training that
-        differ from their defaults, and of the source of a layer that is not of this
+        differ from their defaults, and of the source of a layer from outside this
         library; names of arm and experiment do not count."""
         parts = ("corpus", "model", "train")
         deciding = {part: _stated(getattr(self, part)) for part in parts}
@@ -375,8 +374,8 @@ class Experiment:
         Each arm runs once for each, with the same weights by name and the same data
         order.
     grid : dict
-        A field of either configuration to the values it takes; all combinations
-        run, and an arm that is to equal another does so in each.
+        From a field of either configuration to the values it takes; all combinations
+        run, and an arm that is to equal another is matched in each.
     rates_from : Experiment, optional
         The sweep from whose records each arm takes its learning rate.
     rate_of : str
@@ -458,12 +457,12 @@ class Experiment:
         """Return the experiment that a TOML file describes, named after the file.
 
         The keys are the fields above, and ``extends``: an experiment of the book or
-        another file, given relative to this one (so is ``rates_from``), whose
-        corpus, model, train, arms and seeds are taken over, tables key by key.
+        another file, by its path relative to this one (so is ``rates_from``), whose
+        corpus, model, train, arms and seeds are inherited, tables key by key.
         ``arms`` lists names. Tables ``[arm.NAME]`` hold the fields of `Arm`, and
-        change those of the book's arm of that name, if there is one; ``equal_to``
-        is the name of an arm, or empty. Unknown keys and wrong values are refused
-        with the name of the file and the key.
+        override those of the book's arm of that name, if there is one; ``equal_to``
+        is the name of an arm, or empty. Unknown keys and wrong values raise an error
+        that names the file and the key.
         """
         require(Path(path).is_file(), "experiment", str(path), "a TOML file")
         try:
@@ -494,7 +493,7 @@ class Experiment:
 
     def shard(self, k: int, n: int) -> list[Run]:
         """The k-th of n parts of the runs, for the k-th of n machines, k from 1 to
-        n. Runs that differ in their arm alone stay together: a machine times all
+        n. Runs that differ only in their arm stay together: a machine times all
         arms, or none.
         """
         check(shard=((k, n), _SHARD))
@@ -502,8 +501,8 @@ class Experiment:
         return [one for i, one in enumerate(self.runs()) if i // arms % n == k - 1]
 
     def model_of(self, arm: Arm, varied: dict | None = None) -> ModelConfig:
-        """The model of an arm at one combination of the grid, at the size that makes
-        it equal to what it is to equal.
+        """The model of an arm at one combination of the grid, at the size that
+        matches it to the arm it is to equal.
         """
         model = self.model | _fields_of(ModelConfig, varied or {}) | arm.model
         config = ModelConfig(vocab_size=self.corpus.vocab_size, **model)
@@ -520,8 +519,8 @@ class Experiment:
     def tuned(self, folder: Path | None = None) -> "Experiment":
         """Return the experiment with the learning rate of each arm from the records
         of its sweep, which must be finished, and the size of an arm that is matched
-        by time from the seconds that they took. Without a sweep it is returned as it
-        is.
+        by time from the seconds that the sweep's runs took. Without a sweep the
+        experiment is returned as it is.
         """
         if self.rates_from is None:
             return self
@@ -645,7 +644,7 @@ def _from_toml(path: Path) -> Experiment:
     shared = dict(model={}, train={}) | found
     shared |= dict(corpus=corpus, arms=arms, seeds=tuple(found["seeds"]))
     experiment = Experiment(name=path.stem, **shared)
-    # Else a wrong type shows in the middle of a queue.
+    # Otherwise a wrong type shows up only in mid-queue.
     for arm in arms:
         alone = dict(arms=(replace(arm, equal_to=None),), seeds=(0,))
         with _within(f"arm.{arm.name}"):
@@ -693,8 +692,8 @@ def find_experiment(experiment: "Experiment | str | os.PathLike") -> Experiment:
 # %% ../nbs/17_experiments.ipynb #e5a7b1a1
 #| code-fold: true
 class _Start(Gate):
-    """A linear map like another one, which starts at zero and its bias at a number, in
-    a language model too."""
+    """A linear map like another one, whose weight starts at zero and whose bias starts
+    at a number, in a language model too."""
 
     def __init__(self, like: nn.Linear, bias_start: float = 0.0) -> None:
         self.bias_start = bias_start  # before nn.Linear calls reset_parameters
@@ -946,9 +945,9 @@ def records_of(
     so far, in the order of its runs, from a folder of records,
     `gbattn.conventions.results_folder` by default.
 
-    A record of a run that the experiment no longer has, as when its sweep has found
-    a better rate since, is not among them. As long as its sweep is not finished its
-    runs are not known, and none is in.
+    A record of a run that the experiment no longer has, as when its sweep has since
+    found a better rate, is not among them. Until its sweep is finished, its runs are
+    not known and the list is empty.
     """
     experiment = find_experiment(experiment)
     check(folder=(folder, optional(PATH)))
@@ -962,8 +961,8 @@ def records_of(
 
 
 def describe_error(error: Exception) -> str:
-    """Return what an error says, on one line: the whole of a ValueError, of any other
-    the first line, at most 300 characters of it; a compiler's has a thousand."""
+    """Return an error's message on one line: in full for a ValueError, else its first
+    line, cut to 300 characters; a compiler's has a thousand."""
     message = str(error).strip()
     if not isinstance(error, ValueError):
         line = message.partition("\n")[0]
@@ -981,9 +980,9 @@ def _work(
     capture: bool,
     failures: Path,
 ) -> list[Exception]:
-    """Do the first run that is neither finished nor another process's, until there
-    is none. A run that fails is a line in a file that all workers share, and none
-    tries it again. Return the errors."""
+    """Keep doing the first run that is neither finished nor another process's, until
+    none is left. A run that fails becomes a line in a file that all workers share;
+    none tries it again. Return the errors."""
     from filelock import FileLock, Timeout
 
     for module in modules:  # of layers that are not of this library
@@ -1102,8 +1101,8 @@ def _wait_for_workers(count: int, share: tuple) -> list[int]:
 
 
 class _Job:
-    """The queue of one run, as a job of a cluster. One that the cluster stops, as at its
-    time limit, is queued once more by submitit, and goes on from its checkpoint."""
+    """A queue of one run, as a cluster job. One that the cluster stops, as at its time
+    limit, is requeued by submitit and resumes from its checkpoint."""
 
     def __call__(self, *share) -> list[str]:
         with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
@@ -1202,12 +1201,11 @@ def run(
     progress: bool = True,
     capture: bool = False,
 ) -> list[Record]:
-    """Run what is left of an experiment and return all its records that are in.
+    """Run what is left of an experiment and return all its records so far.
 
     Safe to interrupt at any moment and to start again, here or in several processes
-    at once: each finished run is one record, an unfinished one goes on from its
-    last checkpoint, and processes that share ``work`` and ``folder`` do no
-    run twice.
+    at once: each finished run is one record, an unfinished one resumes from its last
+    checkpoint, and processes that share ``work`` and ``folder`` never repeat a run.
 
     Parameters
     ----------
@@ -1223,7 +1221,7 @@ def run(
         Submit each run as a job, and wait: what submitit's ``AutoExecutor`` takes as
         parameters, such as ``{"slurm_partition": "gpu", "gpus_per_node": 1}``, and as
         ``cluster``, ``"slurm"`` by default. All machines must see ``folder``, ``work``
-        and the texts. Whoever stops waiting leaves the jobs to the cluster.
+        and the texts. If you stop waiting, the jobs stay on the cluster.
     folder : str or Path, optional
         The folder of records; `gbattn.conventions.results_folder` by default.
     work : str or Path, optional
@@ -1232,7 +1230,7 @@ def run(
     corpora : str or Path, optional
         As in `CorpusSpec.load`.
     progress : bool
-        Whether one process alone shows a progress bar.
+        Whether a run in one process shows a progress bar.
     capture : bool
         As `gbattn.training.train` takes it, for small models on a GPU.
 
@@ -1240,7 +1238,7 @@ def run(
     -------
     list[gbattn.conventions.Record]
         Of all shards, as far as they are in this folder. The first error of a run is
-        raised after all others are done, of several workers as a RuntimeError.
+        raised once all other runs are done; with several workers, as a RuntimeError.
     """
     experiment = find_experiment(experiment)
     check(
@@ -1319,7 +1317,7 @@ def run(
 #| code-fold: true
 @lru_cache(1)
 def _product_rate() -> float | None:
-    """FLOPs a second of products of float32 matrices where `run` trains; None on an
+    """FLOPs per second of float32 matrix products where `run` trains; None on an
     accelerator that cannot be timed here."""
     if torch.cuda.is_available():
         return measure_machine("cuda").flops
@@ -1357,11 +1355,11 @@ def least_seconds(experiment: "Experiment | str") -> float | None:
 
 
 class Status(NamedTuple):
-    """How far an experiment is: ``done`` of its ``runs`` have a record, and the others
-    take ``hours_left`` (to three decimals) one after the other. That is ``"about"``, by
-    the mean seconds of those that are in, or ``"at least"``, by `least_seconds`: which
-    of the two is in ``left``. None stands for what is not known: the hours, and all of
-    it if a record is damaged; ``why`` says which record.
+    """How far along an experiment is: ``done`` of its ``runs`` have a record, and the
+    others take ``hours_left`` (to three decimals) one after the other; ``left`` says
+    whether ``"about"``, by the mean seconds of those that are in, or ``"at least"``, by
+    `least_seconds`. None stands for what is not known: the hours, or everything if a
+    record is damaged; ``why`` says which record.
     """
 
     name: str
@@ -1376,8 +1374,8 @@ class Status(NamedTuple):
 def status_of(
     experiment: "Experiment | str", folder: str | Path | None = None
 ) -> Status:
-    """Return how far an experiment (what `find_experiment` takes) is by a folder of
-    records, `gbattn.conventions.results_folder` by default."""
+    """Return how far along an experiment (what `find_experiment` takes) is, from a
+    folder of records, `gbattn.conventions.results_folder` by default."""
     experiment = find_experiment(experiment)
     check(folder=(folder, optional(PATH)))
     folder = Path(folder or results_folder())
@@ -1414,8 +1412,8 @@ def comparable(
     """Return the records of an experiment (what `find_experiment` takes) that can be
     compared, from a folder of records, `gbattn.conventions.results_folder` by default.
 
-    Of a sweep each arm is taken at the rate of `gbattn.comparison.best_rates`. An
-    experiment that varies another setting is refused, and one that was not run.
+    In a sweep, each arm is taken at the rate of `gbattn.comparison.best_rates`. An
+    experiment that varies another setting, or was not run, is refused.
     """
     name = experiment.name if isinstance(experiment, Experiment) else experiment
     experiment, rate = find_experiment(experiment), "learning_rate"

@@ -41,15 +41,15 @@ def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     X : torch.Tensor
-        One point a row, shape (…, n, p), float32 or float64.
+        One point per row, shape (…, n, p), float32 or float64.
     Y : torch.Tensor
         The same points elsewhere, in the same order, shape (…, n, q).
 
     Returns
     -------
     torch.Tensor
-        ‖XR − Y‖ / √2 for the best orthogonal R, where both are centred, have
-        Frobenius norm 1 and, the narrower one, zeros for missing columns. Shape (…).
+        ‖XR − Y‖ / √2 for the best orthogonal R, where both are centred and scaled to
+        Frobenius norm 1, and the narrower is padded with zero columns. Shape (…).
 
     Raises
     ------
@@ -59,7 +59,7 @@ def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
 
     Notes
     -----
-    Equal to √(1 − ‖XᵀY‖_*), without its cancellation near 0. The gradient is that at
+    Equal to √(1 − ‖XᵀY‖_*), without its cancellation near 0. The gradient is taken at
     the best R, and undefined at D = 0. Source: Theorem "Procrustes distortion" of
     chapter 28; Schönemann (1966).
     """
@@ -94,24 +94,24 @@ def probe_score(
     states : torch.Tensor
         Hidden states to fit on, shape (n, d), float32 or float64.
     truth : torch.Tensor
-        What they should tell, shape (n, c).
+        What the probe predicts from them, shape (n, c).
     test_states, test_truth : torch.Tensor
         Other rows, shapes (m, d) and (m, c).
     ridge : float
-        As in `least_squares`: final normalisers leave states of rank d − 1, for which a
-        ridge is the cure.
+        As in `least_squares`: final normalisers leave states of rank d − 1, which a
+        ridge remedies.
 
     Returns
     -------
     torch.Tensor
-        One number, at most 1: 1 − the sum of squared errors over that of the mean of
-        the rows fitted on. Negative where the probe does worse than this mean.
+        One number, at most 1: 1 − the sum of squared errors over the same sum for the
+        mean of the fitted rows. Negative where the probe does worse than this mean.
 
     Raises
     ------
     ValueError
-        If sizes, dtypes or devices do not agree, or the test rows of truth do not
-        differ from that mean.
+        If sizes, dtypes or devices do not agree, or all test rows of truth equal that
+        mean.
 
     Notes
     -----
@@ -133,7 +133,7 @@ def probe_score(
 # %% ../nbs/28_geometry.ipynb #1a8bda41
 #| code-fold: true
 def quantize(x: torch.Tensor, bins: int) -> torch.Tensor:
-    """Return the bin of each number, of equally wide ones from 0 to 1.
+    """Return the bin of each number, among bins of equal width from 0 to 1.
 
     Parameters
     ----------
@@ -226,8 +226,8 @@ def donsker_varadhan(
     Returns
     -------
     torch.Tensor
-        Shape (…). In expectation over infinitely many draws at most the information;
-        an estimate from finitely many can exceed it.
+        Shape (…). With infinitely many draws, at most the information; an estimate
+        from finitely many can exceed it.
 
     Notes
     -----

@@ -110,8 +110,8 @@ def lift_scores(
     past : int
         Keys before the first query: query t stands at past + t.
     aligned : bool
-        Whether key s is in block ⌈s/2^level⌉, whose window contains it (0 where that
-        block is not complete), and not in block ⌊s/2^level⌋, as a query is.
+        Whether key s is in block ⌈s/2^level⌉, whose window contains it (score 0 where
+        that block is incomplete), rather than in block ⌊s/2^level⌋, as a query is.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def pyramid_cost(levels: int) -> float:
     Raises
     ------
     ValueError
-        If L is no positive integer.
+        If L is not a positive integer.
 
     Notes
     -----
@@ -179,14 +179,14 @@ class HierarchicalAttention(MultiHeadAttention):
     levels : int
         L; 1 is multi-head attention.
     taps : int
-        Rows of a level that a row of the next one mixes.
+        Rows of a level that one row of the next level mixes.
     combine : {"scores", "outputs", "residuals"}
         What is added up: scores, before one softmax; λ_l A_l V, outputs of a softmax
         for each level; or, from coarse to fine, g_l A_l (V − F), each level smoothing
         the residual that coarser ones left, with g_l = 2σ(a_l) from 0 to 2.
     aligned : bool
-        Whether scores of blocks go to the tokens that these contain, as soon as they
-        are complete (see `lift_scores`).
+        Whether the scores of a block go to the tokens that it contains, once it is
+        complete (see `lift_scores`).
     rotary : float, optional
         None: a block has no single position.
 
@@ -197,11 +197,11 @@ class HierarchicalAttention(MultiHeadAttention):
     at 1/√taps; ``mixture`` a (L, H), zero at the start, with λ = softmax(a).
 
     Masks: ``causal`` and padding, as ``padding`` or a boolean mask (1, S) or (B, 1, 1,
-    S), whose hidden tokens enter no level; others are refused, for a level mixes keys
-    that they would keep apart. Blocks are counted from the first column, so a sequence
-    padded on the left has other blocks than alone. The weights are formed. A cache
-    stores a key of each level for each token, the last rows of each level and, for
-    ``"residuals"``, which also refuse a context, the residuals; a context takes none.
+    S), whose hidden tokens enter no level; others are refused, as a level mixes keys
+    that they would keep apart. Blocks are counted from the first column, so padding on
+    the left changes the blocks of a sequence. The weights are formed. A cache stores a
+    key of each level for each token, the last rows of each level and, for
+    ``"residuals"``, the residuals. A context takes no cache, residuals no context.
     ``torch.export`` takes one length T at a time. Source: chapter 29, in
     the spirit of Cirrincione (2026).
     """
@@ -263,7 +263,7 @@ class HierarchicalAttention(MultiHeadAttention):
 
     @property
     def rounds(self) -> int:
-        """The number of attentions of a pass, one for summed scores or one a level."""
+        """Attention calls of a pass: one for summed scores, otherwise one per level."""
         return 1 if self.combine == "scores" else self.levels
 
     def level_weights(self) -> torch.Tensor:

@@ -216,7 +216,7 @@ def recall_bits(
     *,
     steps: int = 1,
 ) -> torch.Tensor:
-    """Set all bits at once to their values of lower energy −Σ F(xᵢ·σ), repeatedly.
+    """Set all bits at once, each to its value of lower energy −Σ F(xᵢ·σ), repeatedly.
 
     Parameters
     ----------
@@ -254,8 +254,8 @@ def recall_bits(
 #| code-fold: true
 class CapacityCurve(NamedTuple):
     """Recall errors: ``counts`` (k,), the numbers of stored patterns; ``wrong_bits``
-    and ``wrong_patterns`` (k, repetitions), the share of bits that are recalled wrong
-    and of patterns that are recalled with a wrong bit."""
+    and ``wrong_patterns`` (k, repetitions), the shares of bits that are recalled
+    wrongly and of patterns that are recalled with a wrong bit."""
 
     counts: torch.Tensor
     wrong_bits: torch.Tensor
@@ -282,12 +282,12 @@ def capacity_curve(
     repetitions: int = 5,
     dtype: torch.dtype = torch.float64,
 ) -> CapacityCurve:
-    """Measure how many of stored random signs are recalled wrong.
+    """Measure how many of the stored random signs are recalled wrongly.
 
     Parameters
     ----------
     d : int
-        Bits of a pattern.
+        Bits per pattern.
     counts : sequence of int
         How many patterns to store. Within a repetition a smaller memory holds the
         first patterns of a larger one.
@@ -298,7 +298,7 @@ def capacity_curve(
     corruption : float
         Share of the bits that are flipped in a query, from 0 up to ½.
     probes : int
-        How many of the stored patterns are queried, at most.
+        The largest number of stored patterns that are queried.
     repetitions : int
         How many times everything is drawn.
     dtype : torch.dtype

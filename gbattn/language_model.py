@@ -298,14 +298,14 @@ class ModelConfig:
     tie_embeddings : bool
         Whether the head is the token embedding.
     final_norm : bool, optional
-        Whether the residual stream is normalised before the head; by default unless
-        ``norm="post"``, which has normalised it.
+        Whether the residual stream is normalised before the head; by default yes,
+        unless ``norm="post"`` has already done it.
     bias : bool
         Whether linear layers have biases. The head has none.
     init_std : float
         Standard deviation of initial matrices. Those of gates are 0.
     overrides : dict
-        For layers, by their numbers from 0, the options that differ: any of
+        The options that differ in a layer, by its number from 0: any of
         ``attention``, ``attention_options``, ``norm``, ``normalizer``, ``ffn``,
         ``d_ffn`` and ``dropout``.
 
@@ -573,10 +573,10 @@ class LanguageModel(nn.Module):
         seed : int
             An initial weight depends on this, on the name of the weight, on its shape
             and on ``init_std``, and on nothing else: models that share a name share
-            its weight. An attention layer of your own draws what is neither in a
-            linear map nor in a table from a generator with a seed for its name.
+            its weight. In an attention layer of your own, what is neither in a linear
+            map nor in a table is drawn from a generator with a seed for its name.
             A linear map or table with a ``reset_parameters`` of its own class, such as
-            `gbattn.boosted.Gate`, sets itself.
+            `gbattn.boosted.Gate`, initialises itself.
         """
         check(seed=(seed, INTEGER))
         layers = [block.attention for block in self.blocks]
@@ -651,8 +651,8 @@ class LanguageModel(nn.Module):
             Mask beyond the causal one, as in `gbattn.attention.MultiHeadAttention`.
         padding : torch.Tensor, optional
             Which tokens are real, (B, S), boolean or integer, True or 1 = real, those
-            in the cache first. It moves no position: with padding on the left say
-            `positions`, too. The targets of padding are yours to set to −100.
+            in the cache first. It shifts no positions: with padding on the left, pass
+            `positions` too. Set the targets of padding to −100 yourself.
         positions : torch.Tensor, optional
             Integers (T,) or (B, T); by default counted from the first token.
         cache : list, optional
@@ -661,9 +661,9 @@ class LanguageModel(nn.Module):
             For the scores of all layers, as in `gbattn.attention.MultiHeadAttention`.
         documents : torch.Tensor, optional
             The number of the document that each token belongs to, integers (B, S),
-            those in the cache first. Neighbours with one number are one document;
-            attention and positions stay within it, as if each were a sequence of its
-            own. The targets of its last token are yours to set to −100.
+            those in the cache first. Neighbours with the same number form one
+            document; attention and positions stay within it, as if each were a
+            sequence of its own. Set the target of its last token to −100 yourself.
         logits_to_keep : int, optional
             The number of last tokens whose logits are computed; by default all.
 
@@ -706,7 +706,7 @@ class LanguageModel(nn.Module):
         documents: torch.Tensor | None = None,
     ) -> ModelOutputs:
         """Return logits, loss and hidden states of one pass, and with ``traces=True``
-        what happened in each attention, which takes its slow `explain`; the other
+        what happened in each attention, which runs its slow `explain`; the other
         arguments are those of `forward`.
 
         Notes
@@ -801,7 +801,7 @@ class LanguageModel(nn.Module):
         differs = nnf.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
         places = torch.arange(S, device=tokens.device)
         starts = torch.where(differs, places, 0).cummax(-1).values
-        same = same_document(starts)  # one number, twice, are two documents
+        same = same_document(starts)  # a reused number is a new document
         new = past + torch.arange(T, device=tokens.device)
         if isinstance(mask, torch.Tensor):
             both = starts[:, None, new, None] == starts[:, None, None]
@@ -859,7 +859,7 @@ class LanguageModel(nn.Module):
         max_length : int, optional
             Tokens that fit; by default those of the config.
         **options
-            Of each layer's ``make_cache``, such as ``static=True``.
+            For each layer's ``make_cache``, such as ``static=True``.
         """
         size = self.config.max_length if max_length is None else max_length
         sizes = batch_size, size
@@ -894,8 +894,8 @@ class LanguageModel(nn.Module):
             How many are added; with learned positions prompt and these together are
             ``max_length`` at most.
         temperature, top_k, top_p, repetition_penalty
-            As in `next_token_probabilities`; temperature 0 is greedy, and what occurs
-            in the prompt has occurred.
+            As in `next_token_probabilities`; temperature 0 is greedy, and tokens of
+            the prompt count as having occurred.
         seed : int or list of int
             One for the batch, from which each sequence gets numbers of its own; or
             one for each sequence, which then does not depend on the others.
@@ -913,16 +913,16 @@ class LanguageModel(nn.Module):
             returns True, generation stops.
         draft : LanguageModel, optional
             A cheaper model of the same tokens. It proposes ``n_draft`` tokens, which
-            this model reads in one pass. Those before the first that is not accepted
-            are written, and one in its place; a batch advances with its slowest
+            this model reads in one pass. Those before the first rejected one are
+            written, and another token in its place; a batch advances with its slowest
             sequence.
         n_draft : int
-            How many, with a draft.
+            Tokens a draft proposes at once.
         accept : callable, optional
-            With a draft, the rule: from p, q (B, n, V) and the proposed tokens
-            (B, n) to probabilities (B, n) of accepting and (B, n, V) of what comes
-            instead. By default `accept_exactly`, which leaves the law of the tokens as
-            it is without a draft.
+            With a draft, the rule that maps p, q (B, n, V) and the proposed tokens
+            (B, n) to probabilities (B, n) of accepting them and (B, n, V) of their
+            replacements. By default `accept_exactly`, which leaves the tokens
+            distributed as without a draft.
 
         Returns
         -------
@@ -1053,7 +1053,7 @@ class LanguageModel(nn.Module):
 
         Notes
         -----
-        The weights include the config and a checksum, by which files of different
+        The weights file includes the config and a checksum, so that files of different
         models are detected. Equal models give equal files. Nothing in either file
         can run code. Source: chapter 13.
         """
@@ -1094,8 +1094,8 @@ class LanguageModel(nn.Module):
         Parameters
         ----------
         folder : str or Path
-            The folder it wrote. A file that is missing, damaged, of another program or
-            of another model is an error.
+            The folder it wrote. A file that is missing, damaged, or from another
+            program or model raises an error.
         device, dtype : optional
             Of the weights; by default the CPU, and the dtype in the file.
         """
@@ -1145,15 +1145,15 @@ def next_token_probabilities(
     top_k : int, optional
         Only the k most probable tokens get a probability.
     top_p : float, optional
-        Of these, renormalised, only the fewest most probable tokens with a share of
-        at least p get one.
+        Of these, renormalised, only the smallest set of most probable tokens with a
+        total of at least p gets one.
     repetition_penalty : float
         First of all, the logits of tokens that have occurred are divided by it where
         they are positive, and multiplied by it where they are negative; 1 changes
         nothing. (So the zero of the logits counts here, and nowhere else.)
     past : torch.Tensor, optional
-        The tokens that have occurred, integers (…, S); −100 is none. Needed for a
-        penalty.
+        The tokens that have occurred, integers (…, S); −100 means no token. Needed
+        for a penalty.
 
     Returns
     -------
@@ -1163,7 +1163,7 @@ def next_token_probabilities(
     Notes
     -----
     Source: chapter 13; Holtzman et al. (2020) for ``top_p``; Keskar et al. (2019) for
-    the penalty, of negative logits as transformers has it.
+    the penalty, with negative logits treated as in transformers.
     """
     _check_sampling(temperature, top_k, top_p, repetition_penalty)
     check_tensor("logits", logits, "… V", positive="V", dtype=FLOATING)
@@ -1273,7 +1273,7 @@ def _uniform(seed: int | list[int], B: int, steps: int, device) -> torch.Tensor:
 
 
 def _padded(lengths, step: int, S: int, T: int, room: int) -> dict:
-    """Mask, over so many tokens, and positions of the last T of S tokens, with padding
+    """Mask, as wide as the room, and positions of the last T of S tokens, with padding
     on the left."""
     if lengths is None:
         return dict(mask=None, positions=None)
@@ -1285,7 +1285,7 @@ def _padded(lengths, step: int, S: int, T: int, room: int) -> dict:
 
 
 class _Reader:
-    """A model that reads sequences as far as they are, with or without caches."""
+    """A model that reads growing sequences, with or without caches."""
 
     def __init__(self, model, prompt, lengths, room, cache, sampling) -> None:
         (B, self.T), self.model, self.lengths = prompt.shape, model, lengths
@@ -1326,8 +1326,9 @@ class _Reader:
 def _speculate(
     model: _Reader, draft: _Reader, tokens, u, accept: Callable
 ) -> tuple:
-    """The next tokens (B, n) by numbers u (B, n, 3), whether each was accepted, and
-    whether the logits were finite. Up to the first that was not they are the text."""
+    """The next tokens (B, n) from numbers u (B, n, 3), whether each was accepted, and
+    whether the logits were finite. The text is these up to and including the first
+    rejected."""
     guesses, n = [], u.shape[1]
     for i in range(n):
         guesses.append(draft(tokens, 1))
@@ -1451,7 +1452,7 @@ class ParameterCount(NamedTuple):
 
 
 def parameter_count(config: ModelConfig) -> ParameterCount:
-    """Count the parameters of a model, tied tables once, without memory for them.
+    """Count the parameters of a model, tied tables once, without allocating them.
 
     Notes
     -----
@@ -1489,7 +1490,7 @@ def model_cost(
     past : int
         Tokens in a cache, before the T.
     count_masked : bool
-        Whether masked scores count, as torch counts.
+        Whether masked scores count, as they do in torch.
     itemsize : int
         Bytes of a number.
 

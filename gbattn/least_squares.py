@@ -80,8 +80,8 @@ def _exponents(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _power_of_two(X: torch.Tensor) -> torch.Tensor:
-    """A power of two near the largest entry, shape (…, 1, 1); the square of X divided
-    by it cannot overflow."""
+    """A power of two near the largest entry, shape (…, 1, 1); once divided by it, X
+    can be squared without overflow."""
     largest = torch.linalg.vector_norm(
         X.detach(), math.inf, dim=(-2, -1), keepdim=True
     )
@@ -152,16 +152,16 @@ def whiten(
     Returns
     -------
     torch.Tensor
-        L, shape (…, d, d), in the order of falling singular values.
+        L, shape (…, d, d), columns by decreasing singular value.
 
     Warns
     -----
     RankWarning
-        When a direction is left out: the solution is then that of minimum norm.
+        When a direction is left out: the solution then has minimum norm.
 
     Notes
     -----
-    L has no gradient where singular values coincide; `least_squares` has. Source:
+    L has no gradient where singular values coincide; `least_squares` has one. Source:
     Definition "Whitening" of chapter 1; Tan and Zhao (2026).
     """
     _check_options(ridge, rcond, mode)
@@ -190,7 +190,7 @@ def hat_matrix(
     rcond : float, optional
         Threshold for directions that count as zero; see `whiten`.
     ridge : float
-        Added to the diagonal of XᵀX; if it is positive, H is no projection.
+        Added to the diagonal of XᵀX; if it is positive, H is not a projection.
 
     Returns
     -------
@@ -264,7 +264,7 @@ def linear_attention(
 
     Without a mask, or with one that is the same for all queries, this computes q
     (kᵀ v): linear in T and S, without a T × S matrix. The causal form works in
-    chunks and is linear, too.
+    chunks and is linear as well.
 
     Parameters
     ----------
@@ -368,8 +368,8 @@ def _blocks(
 
 
 def _mean(A, share) -> torch.Tensor:
-    """Mean of the rows by their shares, shape (…, 1, width), in two passes: the
-    second finds what rounding left of the first."""
+    """Mean of the rows weighted by their shares, shape (…, 1, width), in two passes:
+    the second recovers what rounding lost in the first."""
     mean = A[..., :1, :]
     for _ in range(2):
         step = 0
@@ -388,8 +388,8 @@ def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
 
 
 class _Once(torch.autograd.Function):
-    """The identity, with an error in place of a second derivative: of a solution that
-    enters as a constant only the first derivatives are right."""
+    """The identity, with an error in place of a second derivative: for a solution that
+    enters as a constant, only the first derivatives are right."""
 
     generate_vmap_rule = True
 
@@ -429,7 +429,7 @@ def _squares_fit(gram, cross) -> bool:
 
 def _read_fast(X, Y, weights, means, ridge, rcond):
     """L and M from XᵀX, which is scaled only where its squares need it: that takes
-    two passes more."""
+    two more passes."""
     unit = X.new_ones(1, 1)
     gram, cross = _gram(X, Y, weights, means)
     if not _squares_fit(gram, cross):
@@ -487,7 +487,7 @@ def least_squares(
     rcond : float, optional
         Threshold for directions that count as zero; see `whiten`.
     mode : {"accurate", "fast"}
-        ``accurate`` factorises [X Y] = QR and has the error of LAPACK's solvers.
+        ``accurate`` factorises [X Y] = QR and is as accurate as LAPACK's solvers.
         ``fast`` forms XᵀX and refines the solution once: several times faster for n
         much larger than d, and typically as accurate up to a condition number of
         about 10⁵ in float64.
@@ -500,12 +500,12 @@ def least_squares(
     Warns
     -----
     RankWarning
-        When X has not full column rank: the solution is then that of minimum norm.
+        When X does not have full column rank: the solution then has minimum norm.
 
     Notes
     -----
     First derivatives are those of the solution. Where X has full rank, the whitening
-    has none, and a second derivative raises `NotImplementedError`. Source:
+    has no derivative, and a second one raises `NotImplementedError`. Source:
     Propositions "Least squares in context" and "Weights and ridge in context" of
     chapter 1; iterative refinement, Björck (1996), section 6.6.
     """
@@ -617,7 +617,7 @@ class OLSAttention(nn.Module):
         return layer
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (…, n, c) for rows X (…, n, d), all of which attend to
+        """Return the outputs (…, n, c) for rows X (…, n, d), each of which attends to
         all."""
         check_tensors(X=X)
         d, dtype = self.W_Q.shape[0], self.W_Q.dtype

@@ -57,7 +57,7 @@ def _solve(triangle, k, v, q, diagonal, rate):
         )
         leverage = k_white.square().sum(-1)
         if k.shape[-2] > 1 and not bool((leverage < 100).all()):
-            # In the form below keys of high leverage cancel digits; singly they do not.
+            # Below, keys of high leverage cause cancellation; singly they do not.
             outputs = []
             for t in range(k.shape[-2]):
                 one = (x[..., t : t + 1, :] for x in (k, v, q))
@@ -79,8 +79,8 @@ def _solve(triangle, k, v, q, diagonal, rate):
 
 
 def _bounded_below(triangle, scale: float):
-    """The triangle with the diagonal entries of R so large that a solution with it
-    cannot overflow."""
+    """The triangle with the diagonal entries of R made large enough that solving with
+    it cannot overflow."""
     K = triangle.shape[-2]
     R = triangle[..., :K].detach()
     largest = R.abs().amax((-2, -1)).clamp_min(scale)[..., None]
@@ -92,7 +92,7 @@ def _bounded_below(triangle, scale: float):
 
 
 class FastWeights:
-    """A fast memory: keys and values are written in order, queries read.
+    """A fast memory: keys and values are written in order, queries read it.
 
     Parameters
     ----------
@@ -105,11 +105,11 @@ class FastWeights:
     rate : float
         Step size of ``delta``, positive; other rules have none. Stable while ``rate`` · ‖k‖² < 2.
     ridge : float
-        Penalty of ``recursive_least_squares``, and of no other rule; `stream` needs a
+        Penalty of ``recursive_least_squares`` only, for which `stream` needs a
         positive one.
     forgetting : float
-        Factor from 1e-6 to 1 by which the weight of a token, and of the ridge, falls
-        with each later token. Not for ``delta``, which forgets by overwriting.
+        Factor from 1e-6 to 1 that multiplies the weight of a token, and of the ridge,
+        at each later token. Not for ``delta``, which forgets by overwriting.
     batch : tuple of int
         Leading dimensions of keys and values.
     dtype, device : optional
@@ -117,8 +117,8 @@ class FastWeights:
 
     Notes
     -----
-    Computed in chunks of up to 64 tokens, with the result of token by token and a
-    cost that is linear in their number. Not differentiable through ``write`` with
+    Computed in chunks of up to 64 tokens, with the same result as token by token, at
+    a cost linear in the number of tokens. Not differentiable through ``write`` with
     ``recursive_least_squares``. Source: chapter 2; Schlag et al. (2021), Yang et
     al. (2024) for the delta rule.
     """
@@ -185,7 +185,7 @@ class FastWeights:
             return q @ self.memory
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> "FastWeights":
-        """Write keys (…, T, K) with values (…, T, Kv) in order; return the memory."""
+        """Write keys (…, T, K) with values (…, T, Kv) in order; return self."""
         self._advance(None, k, v, False)
         return self
 
@@ -197,7 +197,7 @@ class FastWeights:
         *,
         before: bool = False,
     ) -> torch.Tensor:
-        """Write token after token; query t reads after token t is written.
+        """Write token by token; query t reads after token t is written.
 
         Parameters
         ----------
@@ -341,9 +341,9 @@ def descend(
         Number of layers, positive.
     rate : float, optional
         Step size. Default: 2 / (λ₁ + λ_ρ) for the largest and the smallest
-        eigenvalue of A XᵀX that is not zero, the best fixed one.
+        non-zero eigenvalue of A XᵀX, the best fixed rate.
     preconditioner : torch.Tensor, optional
-        A, symmetric, shape (…, d, d); default the identity. With L Lᵀ of `whiten`
+        A, symmetric, shape (…, d, d); by default the identity. With L Lᵀ of `whiten`,
         one step at rate 1 solves the problem.
 
     Returns

@@ -35,7 +35,7 @@ def simplex_tokens(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Return unit tokens of which any two have the same inner product.
+    """Return unit tokens, any two of which have the same inner product.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def overlap_drift(
     Returns
     -------
     torch.Tensor
-        Shape (…, n, n), per unit of time; a layer of H heads is the time η²/H.
+        Shape (…, n, n), per unit of time; a layer of H heads takes time η²/H.
 
     Notes
     -----
@@ -123,12 +123,12 @@ def overlap_drift(
 def random_projection(
     x: torch.Tensor, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Return x W for a fresh matrix W of independent N(0, 1) entries, drawn in law.
+    """Return a draw with the law of x W, for a fresh W of independent N(0, 1) entries.
 
     Parameters
     ----------
     x : torch.Tensor
-        Shape (…, n, d), each of the leading indices with a W of its own.
+        Shape (…, n, d), with a W of its own for each leading index.
     generator : torch.Generator, optional
         Of the draws.
 
@@ -140,7 +140,7 @@ def random_projection(
     Notes
     -----
     Only the inner products of the rows count, so min(n, d) · d numbers are drawn and
-    not d². Two calls are two matrices. Source: chapter 27.
+    not d². Each call has its own W. Source: chapter 27.
     """
     check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
     n, d = x.shape[-2:]
@@ -165,7 +165,7 @@ def random_attention(
     Parameters
     ----------
     x : torch.Tensor
-        Shape (…, n, d), each of the leading indices with a head of its own.
+        Shape (…, n, d), with a head of its own for each leading index.
     score_sd : float
         Standard deviation of a score of two unit vectors, 0 or more; 0 is uniform.
     generator : torch.Generator, optional
@@ -200,14 +200,14 @@ class RandomHeads:
         ``"one"``: F = V A x. ``"twicing"``: V (2A − A²) x. ``"boosted"``: a second
         attention with heads of its own reads x − F, and is added to F.
     n_heads : int
-        Their mean is what a round outputs.
+        Heads of a round, which outputs their mean.
     generator : torch.Generator, optional
         Of the draws.
 
     Raises
     ------
     ValueError
-        If an argument is none of these.
+        If an argument is not as above.
 
     Notes
     -----
@@ -243,7 +243,7 @@ class RandomHeads:
         for _ in range(self.n_heads):
             if (
                 self.score_sd == 0
-            ):  # one average for all, and a projection of itself
+            ):  # one average for all tokens, projected alone
                 average = x.mean(-2, keepdim=True)
             else:
                 average = self.weights(x) @ x
@@ -251,7 +251,7 @@ class RandomHeads:
         return total / (self.n_heads * d**0.5)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the layer adds to tokens of shape (…, n, d) before the step."""
+        """Return what the layer adds to tokens (…, n, d), not yet scaled by η."""
         F = self.attend(x)
         return F + self.attend(x - F) if self.rounds == "boosted" else F
 
@@ -280,7 +280,7 @@ def evolve(
         How many.
     norm : str
         ``"post"``: x ← N(x + η update(x)), on the sphere. ``"pre"``:
-        x ← x + η update(N(x)), a stream that grows.
+        x ← x + η update(N(x)), a growing residual stream.
 
     Yields
     ------

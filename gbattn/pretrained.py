@@ -86,7 +86,7 @@ _RENAMED = {
 
 class GbattnConfig(PreTrainedConfig):
     """The config of a `GbattnForCausalLM`: the fields of
-    `gbattn.language_model.ModelConfig` beside those of transformers.
+    `gbattn.language_model.ModelConfig` alongside those of transformers.
 
     Notes
     -----
@@ -147,7 +147,7 @@ class GbattnConfig(PreTrainedConfig):
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, **options) -> "GbattnConfig":
-        """Return the config of this shape; options are those of transformers, such
+        """Return the config of the same model; options are those of transformers, such
         as ``eos_token_id``."""
         check(config=(config, instance(ModelConfig, "a ModelConfig")))
         shape = {
@@ -158,7 +158,7 @@ class GbattnConfig(PreTrainedConfig):
 # %% ../nbs/30_pretrained.ipynb #197fcefc
 #| code-fold: true
 def _append_layer(cache: Cache, model: int) -> None:
-    """Append to a cache with a fixed number of layers one more, of the kind and the
+    """Append one more layer to a cache with a fixed number of them, of the kind and
     size of the layer `model`."""
     layer = cache.layers[model]
     names = ("max_cache_len", "sliding_window")
@@ -189,10 +189,10 @@ def update_cache(
     layer : int
         The layer of the model.
     extra : int
-        0 for round 0, which is stored where transformers stores that layer. A further
-        round has the number, from the model's number of layers on, of a cache layer
-        of its own, which is appended if it does not exist: of the same kind, so that
-        windows, static buffers, beams and offloading are transformers' own code.
+        0 for round 0, which is stored where transformers stores that layer. For a
+        further round, the number of a cache layer of its own, counted from the model's
+        number of layers on. It is appended if it does not exist, and of the same kind:
+        transformers' own code handles windows, static buffers, beams and offloading.
 
     Notes
     -----
@@ -205,7 +205,7 @@ def update_cache(
 
 
 class LayerCache:
-    """A cache of transformers, as an attention layer of this library writes to it."""
+    """An adapter of a transformers cache for this library's attention layers."""
 
     def __init__(self, cache: Cache, layer: int, extra: int):
         self.cache, self.layer, self.extra, self.last = cache, layer, extra, None
@@ -222,9 +222,9 @@ class LayerCache:
         return self.extend_pair(new, new[..., :0])[0]
 
     def extend_unmixed(self, k: torch.Tensor, v: torch.Tensor) -> tuple:
-        """Append keys and values (B, T, W) before a shift mixes them, as a round of its
-        own, so that tokens can be taken back. Return the places of these tokens, and
-        the key and the value before the first, zeros where there is none."""
+        """Append keys and values (B, T, W), not yet mixed by a shift, as a round of
+        their own, so that tokens can be taken back. Return the places of these tokens,
+        and the key and the value before the first, zeros where there is none."""
         T = k.shape[1]
         stored = self.extend_pair(k[:, None], v[:, None])  # (B, 1, S, W)
         layer = self.cache.layers[self.last]
@@ -236,7 +236,7 @@ class LayerCache:
         return places, *last
 
     def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return of all keys (…, S, width) of the last round those of so many new
+        """Return, of all keys (…, S, width) of the last round, those of the new
         tokens."""
         layer = self.cache.layers[self.last]
         if not layer.is_compileable:
@@ -288,8 +288,8 @@ class InTransformers:
         return inputs.cache.extend_pair(*self.key_value_heads(inputs, k, v))
 
     def record_round(self, inputs, gate=None, **entries):
-        """As the layer's, but the weights are those that the output is made of, and
-        no copy, so that their gradient can be kept."""
+        """As the layer's, but records the very weights that make the output, not a
+        copy, so that their gradient can be kept."""
         super().record_round(inputs._replace(cache=None), gate, **entries)
 
 
@@ -314,7 +314,7 @@ def _adopt(layer: nn.Module) -> None:
 #| code-fold: true
 class GbattnBlock(GradientCheckpointingLayer):
     """A `gbattn.blocks.Block` with the same weights under the same names, as a layer
-    of a model of transformers, whose gradients can be checkpointed."""
+    of a transformers model, with gradient checkpointing."""
 
     def __init__(self, block: Block):
         super().__init__()
@@ -360,7 +360,7 @@ class GbattnPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """Draw the weights that a checkpoint does not have, as the book's model."""
+        """Draw the weights that a checkpoint lacks, as the book's model does."""
         if isinstance(module, Gate):
             module.reset_parameters()
         elif isinstance(module, nn.Linear | nn.Embedding):
@@ -389,13 +389,13 @@ class GbattnModel(GbattnPreTrainedModel):
         self.post_init()
 
     def count_cache_layers(self) -> None:
-        """Give each further round its number in a cache; without keys and values of
-        tokens in some layer, turn the use of a cache off."""
+        """Give each further round its number in a cache; if some layer stores no keys
+        and values of tokens, turn the use of a cache off."""
         self.extras, self.cacheable = [self.config.n_layers], True
         for number, block in enumerate(self.blocks):
             shapes = block.attention.cache_shapes()
             block.layer_idx = number
-            # A round stores keys and values in one; a shift, those before it mixes them.
+            # A round stores a pair of keys and values; a shift, one more before mixing.
             pairs = {name.replace("key", "value") for name in shapes if "key" in name}
             rounds = [name for name in shapes if name not in pairs]
             self.extras.append(self.extras[-1] + len(rounds) - 1)
@@ -424,8 +424,8 @@ class GbattnModel(GbattnPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
-        """Return the hidden states; arguments and result as of any decoder of
-        transformers."""
+        """Return the hidden states; arguments and result as for any transformers
+        decoder."""
         one = (input_ids is None) != (inputs_embeds is None)
         got = "both or neither of input_ids and inputs_embeds"
         require(one, "input_ids", got, "exactly one of them")
@@ -492,7 +492,7 @@ class GbattnForCausalLM(GbattnPreTrainedModel, GenerationMixin):
     Notes
     -----
     ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM`` know it once
-    `gbattn.pretrained` is imported; nothing of it is remote code. Source: chapter 30.
+    `gbattn.pretrained` is imported; none of it is remote code. Source: chapter 30.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}
@@ -550,7 +550,7 @@ class GbattnForCausalLM(GbattnPreTrainedModel, GenerationMixin):
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """Return logits (B, T, V) and, given labels (B, T), which are shifted here,
-        the loss; arguments and result as of any causal model of transformers."""
+        the loss; arguments and result as for any causal model of transformers."""
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -585,12 +585,11 @@ AutoModelForCausalLM.register(GbattnConfig, GbattnForCausalLM, exist_ok=True)
 # %% ../nbs/30_pretrained.ipynb #c00aa602
 #| code-fold: true
 class HeadCorrection(Correction):
-    """A correction for heads that together are as wide as the residual stream, or
-    not.
+    """A correction for heads whose joint width may differ from the residual stream's.
 
     In a layer of width D whose heads have n·K features, F has n·K features, and x − F
-    exists only if n·K = D. Elsewhere `residual` expects what the layer will add to
-    the stream to be subtracted already: r = x − out(F).
+    exists only if n·K = D. Otherwise `residual` expects an x from which the layer's
+    output has already been subtracted: r = x − out(F).
     """
 
     def __init__(
@@ -882,8 +881,8 @@ def boost(
     model : torch.nn.Module
         A ``GPT2LMHeadModel``, ``LlamaForCausalLM``, ``Qwen2ForCausalLM``,
         ``Qwen3ForCausalLM`` or `GbattnForCausalLM` with multi-head attention. It is
-        changed, and is of a class of its own afterwards (the last one stays what it
-        is).
+        changed in place, into a class of its own (the last of these keeps its
+        class).
     rounds : int
         2 or more, the model's own included.
     kv_from, gate
@@ -891,8 +890,8 @@ def boost(
     layers : list of int, optional
         Which layers, from 0; all by default.
     freeze : bool
-        Whether only the new weights get a gradient. A saved model does not know: after
-        `from_pretrained` call ``requires_grad_(False)`` on what is to stay.
+        Whether only the new weights get a gradient. A saved model does not store this:
+        after `from_pretrained` call ``requires_grad_(False)`` on what is to stay fixed.
 
     Returns
     -------
@@ -903,8 +902,8 @@ def boost(
     -----
     Round 0 is the model's own code and weights. A correction has projections of its
     own, with as many heads and groups as the model; it uses the model's positions,
-    windows, masks and, in Qwen 3, norms of queries and keys. Its values are zero. It
-    reads r = x − F or, where the heads together are wider or narrower than the
+    windows, masks and, in Qwen 3, norms of queries and keys. Its values start at zero.
+    It reads r = x − F or, where the heads together are wider or narrower than the
     residual stream, x − out(F). Source: chapter 30.
     """
     layers = _check_boost(model, rounds, kv_from, layers, gate, freeze)
@@ -953,7 +952,7 @@ def _unboost_block(model: GbattnForCausalLM, number: int) -> None:
 
 
 def unboost(model: PreTrainedModel) -> PreTrainedModel:
-    """Take the corrections out of a model again, with what they have learned; the
+    """Remove the corrections from a model, and with them what they have learned; the
     other weights stay as they are, frozen or not. Returns the same object.
 
     Parameters

@@ -49,7 +49,7 @@ NOT_YET = "(not known yet)"
 
 
 def quote_all(record: Record, format: str = "", **formats: str) -> None:
-    """Quote all that a record has measured, in one format but for the names that have
+    """Quote all that a record has measured, in one format except for names that have
     another, and its settings as they are (`gbattn.conventions.quote`)."""
     for key in record.measured:
         quote(record, key, formats.get(key, format))
@@ -102,7 +102,7 @@ def in_short(row: Row) -> str:
 
 
 def ordering(row: Row | None) -> str:
-    """Return what a paired difference, better minus worse, decides of an ordering:
+    """Return what a paired difference, better minus worse, decides about an ordering:
     it ``holds``, is ``reversed`` or ``undecided``, or is ``not known yet``."""
     if row is None:
         return "not known yet"
@@ -138,10 +138,10 @@ def line_style(arm: str) -> dict:
 class Report:
     """What the records of the experiments say, for a page: each experiment is read
     once, and every comparison that the page puts into words or into a table is in
-    ``drawn``, by the two arms and the names of the experiments.
+    ``drawn``, keyed by the two arms and the names of the experiments.
 
-    An ordering is that of two arms, the better one first, at the seeds that all of
-    some experiments plan; nothing is said of it before every planned pair is in.
+    An ordering is of two arms, the better one first, at the seeds that all given
+    experiments plan; nothing is said about it until every planned pair is in.
     The name ``"a+b"`` stands for the experiments a and b together.
 
     Parameters
@@ -238,7 +238,7 @@ class Report:
         return set.intersection(*(set(seeds(name)) for name in names))
 
     def paired(self, better: str, worse: str, *names: str) -> list[Record] | None:
-        """Return the records of two arms at those seeds, or None while one is missing."""
+        """Return the records of two arms at shared seeds, or None if one is missing."""
         found, planned = self.at_shared_seeds(better, worse, *names)
         return found if len(found) == planned else None
 
@@ -254,7 +254,7 @@ class Report:
         return next((row for row in rows if row.arm == better), None)
 
     def state_of(self, better: str, worse: str, *names: str) -> str:
-        """Return how many of the runs that two arms are compared with are in."""
+        """Return how many of the runs that compare two arms are in."""
         found, planned = self.at_shared_seeds(better, worse, *names)
         return f"{len(found)} of {planned} runs are in"
 
@@ -294,7 +294,7 @@ class Report:
     def in_words(
         self, first: str, second: str, better: str, worse: str, *names: str
     ) -> str:
-        """Return one clause on a paired difference, whatever it came to be; the first
+        """Return one clause on a paired difference, whatever the outcome; the first
         two arguments are what it calls the arms."""
         row = self.draw(better, worse, *names)
         if row is None:
@@ -496,9 +496,9 @@ BACK = ((0,), (1,), (2,), (3,), range(4, 8), range(8, 16), range(16, 47))
 
 
 def increase_by_token(model: LanguageModel, windows: torch.Tensor) -> dict:
-    """Return the loss in nats of the last token of windows (n, 48), and by how much it rises
-    when tokens so many places before the last that is read are exchanged for those
-    of another window, for each group of places in `BACK`."""
+    """Return the loss in nats of the last token of windows (n, 49), and by how much it
+    rises when the tokens at each group of places in `BACK`, counted back from the last
+    one read, are exchanged for those of another window."""
     x, y = windows[:, :-1], windows[:, -1]
 
     def loss(back=()):
@@ -514,10 +514,10 @@ def increase_by_token(model: LanguageModel, windows: torch.Tensor) -> dict:
 
 
 def first_block(model: LanguageModel, windows: torch.Tensor) -> dict:
-    """Return what the first block does: for each round of its attention, the largest mean
-    weight of a head on its own token and on the one before; and by how many nats
-    the loss of all tokens rises without the attention, and without the feed-forward
-    part."""
+    """Return what the first block does: for each round of its attention, the largest
+    mean weight of any head on the query's own token and on the one before; and by how
+    many nats the loss of all tokens rises without the attention, and without the
+    feed-forward part."""
     x, y = windows[:, :-1], windows[:, 1:].flatten()
     block, inputs_of = model.blocks[0], []
     loss = lambda: torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y)
@@ -546,8 +546,8 @@ def first_block(model: LanguageModel, windows: torch.Tensor) -> dict:
 
 
 def effects_of(model: LanguageModel, valid: np.ndarray) -> dict:
-    """Return what tokens and the parts of the first block do for the loss of a model, on
-    2,048 windows of a text and 128 of these."""
+    """Return the effects of tokens, on 2,048 windows of a text, and of the parts of the
+    first block, on 128 of these, on the loss of a model."""
     starts = np.random.RandomState(0).permutation(len(valid) - 48)[:2048]
     windows = valid[starts[:, None] + np.arange(49)].astype(np.int64)
     windows = torch.from_numpy(windows)
@@ -583,7 +583,7 @@ ORDERINGS = {
     10: ("boosted_residual", "twicing", "mini"),
 }
 BOOSTED = "boosted_residual"
-# The columns of the page's table: the arm that boosted attention is held against.
+# The columns of the page's table: the arm that boosted attention is compared with.
 BASELINES = {
     "standard": "standard",
     "parameters": "wider",
@@ -596,8 +596,8 @@ BASELINES = {
 class Setting(NamedTuple):
     """A row of the page's table: for each baseline the arm and the experiments that
     compare it with boosted attention, and which of these comparisons were ``planned``
-    to decide, before their runs. Those that are ``shown`` are in the table, all are in
-    the figure.
+    to decide, before their runs. A setting that is ``shown`` is in the table; all are
+    in the figure.
     """
 
     label: str
@@ -620,8 +620,8 @@ def setting(
     suffix: str = "",
     **others: str | tuple[str, ...],
 ) -> Setting:
-    """Return a setting with the baselines that an experiment has, and those that other
-    experiments have for it, one name each or, where they have it alone, all names;
+    """Return a setting with an experiment's own baselines and those that other
+    experiments have for it, each given as one more name or as a tuple of all names;
     ``suffix`` ends the names of its arms."""
     parts = [EXPERIMENTS[part].arms for part in name.split("+")]
     known = set.intersection(*({arm.name for arm in arms} for arms in parts))
@@ -705,16 +705,16 @@ SETTINGS = (
 
 def planned_p(report: Report) -> dict[tuple[str, ...], float]:
     """Return Holm's adjusted p of every planned comparison of `SETTINGS`; one that is
-    not in, or that a doubt hangs on, counts with a p of 1, and one that was analysed
-    after ten pairs and again after twenty with twice its p."""
+    not in, or is in doubt, counts with a p of 1; one that was analysed after ten pairs
+    and again after twenty, with twice its p."""
     of = list(dict.fromkeys(s.of(key) for s in SETTINGS for key in s.planned))
     p_values = [min(1, report.p(*one) * (1 + (_AGAIN in one))) for one in of]
     return dict(zip(of, holm(p_values)))
 
 
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
-    """Return the verdict on boosted attention against a baseline: of a planned
-    comparison after Holm's correction, of any other marked as explored."""
+    """Return the verdict on boosted attention against a baseline: for a planned
+    comparison after Holm's correction, for any other marked as exploratory."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
@@ -781,8 +781,8 @@ class Shifted(NamedTuple):
 def shifted(
     report: Report, name: str = "shift", more: str = "shift-again"
 ) -> Shifted:
-    """Return what experiment E0, or the same in another setting, the experiment
-    ``name``, decides, by the rule of its plan (appendix Y).
+    """Return what experiment E0, or its counterpart ``name`` in another setting,
+    decides by the rule of its plan (appendix Y).
 
     Rule 1, *the gain is a cheap previous token*: the interval of boosted − standard
     does not reach below −`MARGIN` percent. Rule 2, *there is more to it*: that of
@@ -810,8 +810,8 @@ def shifted(
 
 
 def judge_previous_token(report: Report, setting: str | None = None) -> None:
-    """Put the two rules of E0 to the test, or in another setting rule 1, or print why
-    that is not possible yet."""
+    """Put the two rules of E0 (in another setting, rule 1 only) to the test, or print
+    why that is not possible yet."""
     of = shifted(report, setting, more="") if setting else shifted(report)
     claims = (
         "the gain is a cheap previous token: boosted − standard, both shifted",
@@ -841,9 +841,9 @@ def judge_previous_token(report: Report, setting: str | None = None) -> None:
 
 
 class Cure(NamedTuple):
-    """What a change does for runs that fail: how many fail with it, their standard
-    deviation over that of the plain ones, by how many percent their mean perplexity is
-    above that at a gentler rate, and whether it is ``accepted``."""
+    """What a change does for runs that fail: how many fail with it, the standard
+    deviation with it over that of the plain runs, by how many percent the mean
+    perplexity is above that at a gentler rate, and whether it is ``accepted``."""
 
     failed: int
     ratio: float
@@ -859,8 +859,8 @@ def fails(run: dict) -> bool:
 
 def cure(changed: list[dict], plain: list[dict], gentle: list[dict]) -> Cure:
     """Return what a change does for runs, by the rule of E5 (appendix Y): accepted if
-    none fails, the standard deviation of the test loss is at most half, and the mean
-    perplexity at most 0.5 percent higher than at the gentler rate."""
+    none fails, the standard deviation of the test loss is at most half the plain
+    runs', and the mean perplexity at most 0.5 percent above the gentler rate's."""
     losses = [
         [run["test_loss"] for run in runs if not run["diverged"]]
         for runs in (changed, plain, gentle)
@@ -899,9 +899,9 @@ def judge_cure(
 
 
 def settings_table(report: Report) -> object:
-    """Return what the shift and a second round are worth in each setting of E0 to
-    standard attention, alone and together, and what the wider model of equal FLOPs is
-    to both, as a table of Markdown."""
+    """Return what the shift and a second round bring standard attention in each setting
+    of E0, alone and together, and how both compare with the wider model of equal FLOPs,
+    as a table of Markdown."""
     plain = "mini-warm+shift-plain"
     settings = {  # standard, boosted, standard shifted, all shifted
         "Wikipedia": (plain, _WARM, "shift", _AGAIN),
@@ -963,9 +963,9 @@ def stored(report: Report) -> list[tuple[str, Record]]:
 
 
 def apart_in_arm(report: Report) -> dict[str, np.ndarray]:
-    """Return of each of these runs, of boosted attention and of others, by how much its
-    loss increase when the previous token is replaced, and its test loss, lie above
-    the mean of its arm in its experiment."""
+    """Return, for each stored run, boosted or other, by how much its loss increase when
+    the previous token is replaced, and its test loss, lie above the mean of its arm in
+    its experiment."""
     groups: dict[tuple, list] = {}
     for name, r in stored(report):
         both = report.before(r), r.measured["test_loss"]
@@ -978,7 +978,7 @@ def apart_in_arm(report: Report) -> dict[str, np.ndarray]:
 
 
 def why_runs_differ(report: Report) -> Record:
-    """Return the correlation of the two, and how many runs it has."""
+    """Return the correlation of these two excesses, and how many runs it has."""
     found = {}
     for key, of in apart_in_arm(report).items():
         found |= {f"{key}_runs": len(of), f"{key}_spread": of[:, 0].std(ddof=1)}

@@ -86,7 +86,7 @@ def encode(
     vocab_size, length : int
         V, and the longest sequence of the layer.
     kv_from : {"residual", "input", "shared"}
-        As of the layer: places are coded by angles for the residual, one-hot for a
+        As for the layer: places are encoded as angles for the residual, one-hot for a
         pointer.
 
     Returns
@@ -176,7 +176,7 @@ def induction_layer(
     kv_from: str = "residual",
     sharpness: float | None = None,
 ) -> GradientBoostedAttention:
-    """Return one boosted layer, of one head, with weights set by hand that finds what
+    """Return one boosted layer, of one head, with weights set by hand, that finds what
     came next.
 
     Parameters
@@ -196,8 +196,8 @@ def induction_layer(
     gbattn.boosted.GradientBoostedAttention
         Causal, with gates that are constant. The first V features of its output for
         `encode(tokens, …)`, without the first place, are
-        `induction_targets(tokens, V)` up to (2 + 8β) · length · e^(−β), summed
-        over the features, if 4 · length² · e^(−β) ≤ 1.
+        `induction_targets(tokens, V)` up to an error of (2 + 8β) · length · e^(−β),
+        summed over the features, if 4 · length² · e^(−β) ≤ 1.
 
     Notes
     -----
@@ -239,7 +239,7 @@ def recall_batch(
     batch, pairs, keys : int
         B sequences of P pairs over K keys and as many values.
     once : bool
-        Whether each key stands once in the first half and once in the second, which
+        Whether each key occurs once in the first half and once in the second, which
         needs P = 2K; else keys are drawn independently.
     generator : torch.Generator, optional
         Of the draws.
@@ -249,7 +249,7 @@ def recall_batch(
     tokens : torch.Tensor
         Ids, shape (B, 2P): keys 0 … K − 1 at even places, values K … 2K − 1 at odd.
     known : torch.Tensor
-        Boolean, shape (B, P): whether the key of the pair stood earlier.
+        Boolean, shape (B, P): whether the key of the pair occurred earlier.
 
     Notes
     -----
@@ -299,7 +299,7 @@ def train_together(
     lr : float
         Learning rate.
     every : int, optional
-        After how many updates to stop and look; by default at the end.
+        Updates between yields; by default it yields only at the end.
     decay : bool
         Whether the rate falls to zero along a cosine.
 
@@ -376,7 +376,7 @@ def attention_view(
         Attention weights (T, T) under the title of each round (or head): row t holds
         those of query t.
     at : int
-        The query that is shown first, and where no script runs.
+        The query shown first, or always if no script runs.
 
     Returns
     -------
@@ -418,7 +418,7 @@ def retrieval_posterior(
     queries : torch.Tensor
         Patterns plus independent normal noise, shape (…, D).
     patterns : torch.Tensor
-        What is stored, equally likely, shape (N, D); of any length.
+        What is stored, equally likely, shape (N, D); of any norm.
     noise : float
         σ, the standard deviation of the noise of each feature.
 
@@ -430,7 +430,7 @@ def retrieval_posterior(
 
     Notes
     -----
-    For patterns of one length these are the weights of softmax attention with
+    For patterns of equal norm these are the weights of softmax attention with
     β = 1/σ². Source: chapter 9.
     """
     check_tensor("queries", queries, "… D", dtype=FLOATING)

@@ -25,15 +25,15 @@ from gbattn.conventions import (
 
 # %% ../nbs/20_routing.ipynb #f173b97b
 def routing_law(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the gradient by the scores, ∂L/∂s_ij = α_ij (b_ij − E_α[b_i]).
+    """Return the gradient with respect to scores, ∂L/∂s_ij = α_ij (b_ij − E_α[b_i]).
 
     Parameters
     ----------
     weights : torch.Tensor
         Attention weights α, shape (…, T, S); each row sums to one, or is zero.
     b : torch.Tensor
-        b_ij = u_i · v_j, where u_i is the gradient of the loss by what query i has
-        averaged, of the same shape.
+        Of the same shape, b_ij = u_i · v_j, where u_i is the gradient of the loss
+        with respect to what query i has averaged.
 
     Returns
     -------
@@ -59,8 +59,8 @@ def _below_mean(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 class RoutingRound(NamedTuple):
-    """What a loss wants of one round of a layer: the terms of the routing law, and
-    the two gradients that it predicts, by automatic differentiation.
+    """What a loss wants of one round of a layer: the terms of the routing law, and the
+    two gradients that the law predicts, found by automatic differentiation.
 
     ``weights`` α (B, H, T, S); ``values`` v (B, H, S, K); ``u`` = ∂L/∂g, where g = αv
     is what each head has averaged, (B, H, T, K); ``score_gradient`` ∂L/∂s (B, H, T, S)
@@ -81,7 +81,7 @@ class RoutingRound(NamedTuple):
 
     @property
     def advantage(self) -> torch.Tensor:
-        """What a gradient step by η on the scores adds, divided by η α, which is
+        """What a gradient step of size η adds to the scores, divided by η α:
         E_α[b_i] − b_ij (B, H, T, S)."""
         return _below_mean(self.weights, self.b)
 
@@ -97,13 +97,13 @@ class RoutingRound(NamedTuple):
 
     @property
     def b_change(self) -> torch.Tensor:
-        """The change of b by a gradient step of size 1 on the values, u held fixed:
+        """The change in b from a gradient step of size 1 on the values, u held fixed:
         −Σ_k α_kj u_i · u_k (B, H, T, S)."""
         return -self.u @ self.predicted_value_gradient.mT
 
     @property
     def advantage_change(self) -> torch.Tensor:
-        """The change of the advantage by the same step, α and u held fixed,
+        """The change in the advantage from the same step, α and u held fixed:
         E_α[Δb_i] − Δb_ij; under the weights, each row has mean 0 (B, H, T, S)."""
         return _below_mean(self.weights, self.b_change)
 
@@ -164,7 +164,7 @@ def routing(
     -------
     list of RoutingRound
         One for each time that the layer attends. Where two rounds share their weights
-        (twicing), the gradient by a score is the sum of both.
+        (twicing), the gradient with respect to a score is the sum of both.
 
     Notes
     -----
@@ -217,8 +217,8 @@ def sticky_transition(n_symbols: int = 8, self_entry: float = 0.3) -> torch.Tens
     n_symbols : int
         n, the number of symbols, 2 or more.
     self_entry : float
-        What a row has for the symbol itself, before the row is normalised and
-        `self_entry` added to it: 0.3 as published makes a true probability of 0.3498.
+        A row's entry for the symbol itself, before the row is normalised and
+        `self_entry` added to it: the published 0.3 gives a true probability of 0.3498.
 
     Notes
     -----
@@ -253,8 +253,8 @@ def forward_algorithm(
     Returns
     -------
     torch.Tensor
-        p(state t | observations 1 to t), shape (B, T, n). Times `transition`, it is
-        what is known of the next state.
+        p(state t | observations 1 to t), shape (B, T, n). Times `transition`, it
+        predicts the next state.
 
     Notes
     -----

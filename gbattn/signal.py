@@ -134,8 +134,8 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
 # %% ../nbs/12_signal.ipynb #e907ac97
 #| code-fold: true
 class Kernels(NamedTuple):
-    """The moments after a normaliser or activation f of two tokens, of size q and
-    overlap p.
+    """The moments of two tokens of size q and overlap p after a normaliser or
+    activation f.
 
     ``q`` = E[f(a)²], ``p`` = E[f(a) f(b)], ``slope_q`` = E[f'(a)²] and ``slope_p``
     = E[f'(a) f'(b)]: the q̃, p̃, q̂ and p̂ of chapter 12.
@@ -221,12 +221,11 @@ def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     Raises
     ------
     ValueError
-        Where float64 does
-        not hold a kernel.
+        If float64 cannot hold a kernel.
 
     Notes
     -----
-    For LayerNorm the slopes are traces of products of Jacobians over the width.
+    For LayerNorm the slopes are traces of Jacobian products divided by the width.
     Source: chapter 12.
     """
     check(normalizer=(normalizer, one_of(*_KERNELS)))
@@ -288,8 +287,8 @@ def attention_gain(
     kv_from: str = "residual",
     gate: float = 0.5,
 ) -> float:
-    """Return σ²_OV, the factor of the mean token's mean square in a sublayer of
-    uniform attention.
+    """Return σ²_OV, the factor that a sublayer of uniform attention applies to the
+    mean token's mean square.
 
     Parameters
     ----------
@@ -357,8 +356,8 @@ class Propagation(NamedTuple):
 
     ``q`` and ``p`` are size and overlap of the tokens, ``attended`` the `Kernels`
     of the normaliser before each of the L attentions. ``forward_J`` and
-    ``forward_K`` are J^{l,0} and K^{l,0}, its mean product for two output tokens;
-    ``backward_J`` and ``backward_K`` are J^{L,l} and its mean product for the
+    ``forward_K`` are J^{l,0} and K^{l,0}, the mean product for two output tokens;
+    ``backward_J`` and ``backward_K`` are J^{L,l} and the mean product for the
     gradients of two tokens at depth l. A direction that is not computed is None.
     """
 
@@ -406,29 +405,28 @@ def recursion(
     n : int, float or numpy.ndarray
         Tokens, ``math.inf`` for infinitely many.
     every_term : bool
-        Whether a mean over n tokens includes its own term everywhere. If False, as
-        published, 1/n counts only where it multiplies J.
+        Whether a mean over n tokens includes the token itself everywhere. If False,
+        as published, 1/n counts only where it multiplies J.
     attention, rounds, kv_from, gate
-        The sublayer of attention, as in `attention_gain`.
+        The attention sublayer, as in `attention_gain`.
     direction : {"both", "forward", "backward"}
         Which Jacobian norms to compute.
 
     Returns
     -------
     Propagation
-        Arrays (L + 1, …), with the shape to which `alpha`, `q0`, `p0` and `n`
-        broadcast behind the depth.
+        Arrays (L + 1, …), where … is the shape to which `alpha`, `q0`, `p0` and `n`
+        broadcast.
 
     Raises
     ------
     ValueError
-        Where float64 does
-        not hold a size or a norm.
+        If float64 cannot hold a size or a norm.
 
     Notes
     -----
-    For uniform attention, tokens with equal mean squares and products, and large
-    width. Source: Theorem "Through depth" of chapter 12; Alekseev (2026).
+    Holds for uniform attention, tokens with equal mean squares and products, and
+    large width. Source: Theorem "Through depth" of chapter 12; Alekseev (2026).
     """
     check(
         depth=(depth, COUNT),
@@ -502,7 +500,7 @@ def equiangular_tokens(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Return n tokens of width d of size q0, any two with overlap p0, along random
+    """Return n tokens of width d and size q0, any two with overlap p0, along random
     directions.
 
     Parameters
@@ -746,7 +744,7 @@ def measure(
     -----
     Runs in eval mode (no dropout) and leaves modes, gradients and `x` unchanged.
     Backward: memory holds L + 1 states and the graph of one block. Forward: memory
-    does not depend on depth; a draw costs some three forward passes, in which the
+    does not depend on depth; a draw costs about three forward passes, in which the
     T × T attention weights are formed. Source: Definition "Averaged partial Jacobian
     norm" of chapter 12; Hutchinson (1989).
     """
@@ -785,7 +783,7 @@ def _backward(blocks, x, probes, causal, progress) -> Measurement:
 
 
 def _pulled_back(after, h, probe, l) -> torch.Tensor:
-    """The gradient before block l, of one behind it."""
+    """The gradient before block l, from the one after it."""
     gradient = None
     if after.requires_grad:  # by h, or only by weights
         options = dict(retain_graph=True, allow_unused=True)
@@ -798,8 +796,8 @@ def _forward(blocks, x, probes, causal, progress) -> Measurement:
     draws, shape = len(probes), x.shape
     sizes, norms = [_size_and_overlap(x)], [_probed(probes, 0)]
     h, change = x.repeat(draws, 1, 1), probes.flatten(0, 1)  # (draws · B, T, D)
-    # The fused kernels have no forward derivative; torch loads those of others by a
-    # path that it has deprecated.
+    # The fused kernels have no forward derivative; torch loads those of other
+    # operations by a path that it has deprecated.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
         for l in with_progress(range(len(blocks)), progress, "blocks"):
@@ -887,7 +885,7 @@ def power_law_exponent(
     sigmas: Sigmas, attention: str = "multi_head", **options
 ) -> float:
     """Return ζ = (σ₂₁²/2) / (σ₂₁²/2 + σ²_OV): with LayerNorm and infinitely many
-    tokens ln J over the logarithm of depth tends to ζ.
+    tokens, ln J divided by the logarithm of depth tends to ζ.
 
     Parameters
     ----------
@@ -908,9 +906,9 @@ def power_law_exponent(
 # %% ../nbs/12_signal.ipynb #ff61bf90
 #| code-fold: true
 class Stretched(NamedTuple):
-    """The limit of depth with DyT or Derf: ``correlation`` c of two tokens, ``overlap``
-    p of the normalised tokens, ``growth`` of q in each block, and ``length`` λ with
-    ln J ≈ √(l/λ)."""
+    """The limit of large depth with DyT or Derf: ``correlation`` c of two tokens,
+    ``overlap`` p of the normalised tokens, ``growth`` of q per block, and ``length``
+    λ with ln J ≈ √(l/λ)."""
 
     correlation: float
     overlap: float
@@ -926,8 +924,8 @@ def stretched_exponential(
     normalizer: str = "derf",
     **options,
 ) -> Stretched:
-    """Return the limit of depth of DyT and Derf, in which J grows as exp √(l/λ) if
-    there are infinitely many tokens.
+    """Return the limit of large depth with DyT or Derf, in which J grows as
+    exp √(l/λ) if there are infinitely many tokens.
 
     Parameters
     ----------

@@ -43,22 +43,22 @@ def sinkhorn_potentials(
     iterations: int = 1000,
     tolerance: float | None = 1e-5,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return α and β such that exp(S + α + β) has rows that sum to one and columns
-    that sum to T/S, without a gradient.
+    """Return, without a gradient, α and β such that exp(S + α + β) has rows that sum
+    to one and columns that sum to T/S.
 
     Parameters
     ----------
     scores : torch.Tensor
         S, shape (…, T, S).
     mask : torch.Tensor, optional
-        Boolean, broadcastable to (…, T, S); True = may attend. Queries
-        and keys without any are left out, and T and S count the others. Meant for
+        Boolean, broadcastable to (…, T, S); True = may attend. Queries without keys
+        and keys without queries are left out, and T and S count the others. Meant for
         padding: a causal mask allows no such matrix.
     iterations : int
-        At most so many; 0 is softmax.
+        How many at most; 0 is softmax.
     tolerance : float, optional
-        Stop when no column sum is further from its target, relatively. None: run all
-        iterations, and read no value.
+        Stop when no column sum is further than this from its target, relatively.
+        None: run all iterations, and read no value.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def sinkhorn_potentials(
 # %% ../nbs/24_sinkhorn.ipynb #eb11d6b1
 #| code-fold: true
 class _Plan(torch.autograd.Function):
-    """exp(S + α + β) with the implicit gradient in S, which has gradients, too."""
+    """exp(S + α + β), with a differentiable implicit gradient with respect to S."""
 
     @staticmethod
     def forward(ctx, scores, alpha, beta):
@@ -129,7 +129,7 @@ class _Plan(torch.autograd.Function):
         in_rows, in_columns = (P * G).sum(-1), (P * G).sum(-2)
         rows = P.sum(-1).clamp_min(numbers.tiny)
         share = (P / rows[..., None]).mT  # (…, S, T)
-        # A little on the diagonal: constants of w change nothing, and are not found.
+        # A little on the diagonal: w is determined only up to an irrelevant constant.
         Laplacian = torch.diag_embed(P.sum(-2) + 16 * numbers.eps) - share @ P
         known = in_columns - (share @ in_rows[..., None])[..., 0]
         w = torch.linalg.solve(Laplacian, known)
@@ -160,7 +160,7 @@ def sinkhorn_weights(
     Notes
     -----
     The gradient takes one linear system of size S, and stores no iteration. It is that
-    of a balanced matrix: the more an early end leaves unbalanced, the further it is
+    of a balanced matrix: the less balanced an early stop leaves P, the further it is
     from the derivative. Half precision is computed in float32. Source: chapter 24.
     """
     options = dict(mask=mask, iterations=iterations, tolerance=tolerance)
@@ -174,17 +174,17 @@ def sinkhorn_weights(
 #| code-fold: true
 @register("sinkhorn")
 class SinkhornAttention(MultiHeadAttention):
-    """Attention with doubly stochastic weights: what all queries give a key is the
-    same for each key.
+    """Attention with doubly stochastic weights: every key receives the same total
+    weight from all queries.
 
     out(F) with F = P V for each head, P = exp(QKᵀ/√K + α + β).
 
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, rotary, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`, whose weights these are.
+        As in `gbattn.attention.MultiHeadAttention`, which has the same weights.
     iterations : int
-        Of `sinkhorn_potentials`, always so many; 0 is multi-head attention.
+        Of `sinkhorn_potentials`, always run in full; 0 is multi-head attention.
     causal : bool
         False: a causal doubly stochastic matrix is the identity.
     dropout : float
@@ -196,7 +196,8 @@ class SinkhornAttention(MultiHeadAttention):
     tokens out as keys and, in self-attention, as queries too. The weights are formed; the
     gradient is implicit. With a context of S tokens a key receives T/S, so a single
     query attends to all alike. Derive from this class first and another layer second
-    for its rounds with such weights. Source: chapter 24; Sander et al. (2022).
+    for that layer's rounds with such weights. Source: chapter 24; Sander et al.
+    (2022).
     """
 
     additive_masks = can_be_causal = False
@@ -269,9 +270,9 @@ class SinkhornAttention(MultiHeadAttention):
 #| code-fold: true
 @counts(SinkhornAttention)
 def _sinkhorn_parts(p: AttentionSizes) -> Parts:
-    """Costs by part. The iterations are no products, nor is the solution of the system
-    (about 2/3 S³ a head). Bytes of the attention are a lower bound: q, k, v, what comes
-    out, and the scores, read in each half-step."""
+    """Costs by part. The iterations are not products, nor is the solution of the system
+    (about 2/3 S³ per head). Bytes of the attention are a lower bound: q, k, v, what
+    comes out, and the scores, read in each half-step."""
     p.layer.check_not_causal(p.causal)
     heads, itemsize = p.B * p.layer.n_heads, max(p.itemsize, 4)
     product, weights = 2 * p.B * p.pairs * p.D, heads * p.pairs

@@ -27,9 +27,9 @@ from gbattn.conventions import (
 
 # %% ../nbs/03_smoothers.ipynb #5e7b3f88
 def _positive(name: str, value, divided: torch.Tensor):
-    """A positive number or a tensor of them, of the dtype of a tensor that it divides,
-    with its dimensions appended; where that dtype would round to zero, its smallest
-    number."""
+    """A positive number, or a tensor of them in the dtype of the tensor it divides,
+    with dimensions appended for it; what that dtype would round to zero becomes its
+    smallest number."""
     tiny = torch.finfo(divided.dtype).tiny
     if not isinstance(value, torch.Tensor):
         check(**{name: (value, POSITIVE)})
@@ -72,7 +72,7 @@ def softmax_weights(
 
     Notes
     -----
-    For keys of one norm this is the Gaussian kernel smoother of bandwidth
+    For keys of equal norm this is the Gaussian kernel smoother of bandwidth
     √temperature. Source: Proposition "When attention is Nadaraya–Watson" of chapter
     3; Vaswani et al. (2017).
     """
@@ -228,8 +228,8 @@ def bias_variance(
     Parameters
     ----------
     smoother : torch.Tensor
-        S, shape (…, n, n). Leading dimensions beyond those of `truth` are one
-        smoother each.
+        S, shape (…, n, n). Leading dimensions beyond those of `truth` index
+        smoothers.
     truth : torch.Tensor
         What the targets would be without noise, shape (…, n, c).
     noise : float
@@ -266,8 +266,8 @@ def sinkhorn(
         S, shape (…, n, n), entries not negative, such as attention weights or a
         kernel.
     tolerance : float, optional
-        How far a column sum may be from one; 10⁴ times the machine epsilon by
-        default, that of float32 at least, in which half precision is balanced.
+        How far a column sum may be from one; by default 10⁴ times the machine
+        epsilon (for half precision that of float32, in which it is balanced).
     max_iterations : int
         Iterations over columns and rows, at most.
 
@@ -320,14 +320,14 @@ def sinkhorn(
 
 # %% ../nbs/03_smoothers.ipynb #d6b0b74c
 def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-    """Return the error of each row's prediction by a fit without it, in closed form:
+    """Return the error of predicting each row from a fit without it, in closed form:
     (Y − S Y)ᵢ / (1 − Sᵢᵢ).
 
     Parameters
     ----------
     smoother : torch.Tensor
         S, shape (…, n, n): attention weights, a kernel smoother of either degree, or
-        a hat matrix. Leading dimensions beyond those of `Y` are one smoother each.
+        a hat matrix. Leading dimensions beyond those of `Y` index smoothers.
     Y : torch.Tensor
         Targets, shape (…, n, c).
 
@@ -344,8 +344,8 @@ def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     """
     check_rows(smoother, Y=Y)
     others = 1 - smoother.diagonal(dim1=-2, dim2=-1)
-    # Sᵢᵢ = 1 of a hat matrix is exact to a few n roundings, and to half of the digits
-    # where columns are badly scaled.
+    # In a hat matrix, Sᵢᵢ = 1 is exact to a few n roundings, or only to half of the
+    # digits where columns are badly scaled.
     eps, n = torch.finfo(smoother.dtype).eps, smoother.shape[-1]
     alone = others.abs() <= min(64 * n * eps, math.sqrt(eps))
     got = f"{int(alone.sum())} rows that pay all attention to themselves"

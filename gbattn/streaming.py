@@ -99,7 +99,7 @@ def urn(
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
     """Return estimates oₙ = oₙ₋₁ + aₙ (vₙ − oₙ₋₁) that draw their own values, vₙ = 1
-    with probability oₙ₋₁ and else 0.
+    with probability oₙ₋₁, otherwise 0.
 
     Parameters
     ----------

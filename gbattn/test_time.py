@@ -84,7 +84,7 @@ def _check_tokens(z, v, chunk, fast, name="values") -> None:
 
 
 def _split(x: torch.Tensor, chunk: int) -> torch.Tensor:
-    """The chunks (…, N, C, D) of (…, T, D), the last filled up with zeros."""
+    """The chunks (…, N, C, D) of (…, T, D), the last padded with zeros."""
     T = x.shape[-2]
     return nnf.pad(x, (0, 0, 0, -T % chunk)).unflatten(-2, (-1, chunk))
 
@@ -119,7 +119,7 @@ def read_chunks(
 
     Notes
     -----
-    By the (T, T) scores or by prefix sums over chunks, whichever holds fewer numbers.
+    Uses the (T, T) scores or prefix sums over chunks, whichever are fewer numbers.
     Source: Theorem "Delayed linear attention" of chapter 22.
     """
     _check_tokens(z, values, chunk, fast)
@@ -170,15 +170,15 @@ def chunk_writes(
     z : torch.Tensor
         Hidden features, the keys, shape (…, T, f).
     targets : torch.Tensor
-        What the fast weights should say at these keys, shape (…, T, D).
+        What the fast weights should output at these keys, shape (…, T, D).
     chunk : int
         Tokens C of a chunk. The last one writes nothing if it is not full.
     rate : float
         Step size η. Rounds converge while η is below 2 / λ, with λ the largest
         eigenvalue of z zᵀ in a chunk.
     rule : {"hebb", "delta"}
-        What the first round of a chunk writes: the targets, or what is left of them
-        by what the fast weights already say.
+        What the first round of a chunk writes: the targets, or the targets minus what
+        the fast weights already output.
     rounds : int
         Gradient steps on each chunk, each on what the one before has left.
     fast : torch.Tensor, optional
@@ -223,7 +223,7 @@ class FastWeightFeedForward(FeedForward):
     Parameters
     ----------
     d_model, n_heads : int
-        Width D. Heads are accepted as of every registered layer; it has none.
+        Width D. Heads are accepted, as by every registered layer, but not used.
     d_hidden : int, optional
         Hidden width f, by default as in `gbattn.blocks.FeedForward`.
     kind : {"gelu", "relu", "swiglu"}
@@ -233,15 +233,15 @@ class FastWeightFeedForward(FeedForward):
     rate, rule, rounds
         As in `chunk_writes`.
     offset : int, optional
-        The targets are those tokens, projected: 1 the next, 0 the token itself. By
-        default a mixture of offsets, learned for each feature.
+        The targets are the tokens at this offset, projected: 1 is the next, 0 the token
+        itself. By default a mixture of offsets, learned for each feature.
     reach : int
         Of the mixture: offsets from −reach to reach.
     bias : bool
         Whether ``up``, ``gate`` and ``down`` have biases.
     rotary : float, optional
-        Accepted as models with rotary positions pass it on; hidden features have no
-        positions.
+        Accepted because models with rotary positions pass it on; hidden features have
+        no positions.
     device, dtype : optional
         Of the weights, as in torch's own layers.
 
@@ -308,7 +308,7 @@ class FastWeightFeedForward(FeedForward):
         return self.activation(self.gate(x)) * h
 
     def targets(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the targets of tokens that begin with a chunk, shape (B, T, D)."""
+        """Return the targets of tokens whose first begins a chunk, shape (B, T, D)."""
         if self.kernel is None:
             return self.target(shift_in_chunks(x, self.offset, chunk=self.chunk))
         offsets = range(-self.reach, self.reach + 1)
@@ -359,7 +359,7 @@ class FastWeightFeedForward(FeedForward):
             require(tensor is None, name, "a tensor", want)
 
     def _parts(self, x, z, fast=None):
-        """What slow and fast weights say, what is written, and the targets."""
+        """What slow and fast weights output, what is written, and the targets."""
         slow, targets = self.down(z), self.targets(x)
         options = dict(chunk=self.chunk, fast=fast)
         values = chunk_writes(z, targets, **self.writing, **options)
@@ -424,7 +424,7 @@ class FastWeightFeedForward(FeedForward):
         dtype: torch.dtype | None = None,
         static: bool = False,
     ) -> KeyValueCache:
-        """Return an empty cache for decoding, in float32 at least: it is a sum."""
+        """Return an empty decoding cache, in float32 at least, as it holds a sum."""
         require(static is False, "static", repr(static), "False: a chunk may close")
         weight = self.down.weight
         where = dict(dtype=at_least_float32(dtype or weight.dtype))

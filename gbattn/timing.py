@@ -114,8 +114,8 @@ def normalised_entropy(weights: torch.Tensor) -> torch.Tensor:
 
 
 def crossing(steps: list[int], values: list[float], level: float) -> float:
-    """Return the first of these steps at which a curve is at a level or below, between
-    two points along a straight line; the last step if it never is."""
+    """Return the first step at which a curve is at or below a level, interpolated
+    linearly between two points; the last step if it never is."""
     check(steps=(list(steps), list_of(NOT_NEGATIVE)))
     same = len(steps) == len(values) > 0
     require(same, "values", f"{len(values)} of them", f"{len(steps)}, one or more")
@@ -153,8 +153,8 @@ _MODEL = instance(LanguageModel, "a LanguageModel")
 
 
 def _uniform(layer, inputs):
-    """The estimate of a layer whose queries are zero: each token attends to all that
-    it may attend to, alike, in every round."""
+    """The estimate of a layer whose queries are zero: each token attends equally to all
+    that it may attend to, in every round."""
     layer.query_heads = lambda inputs, q: torch.zeros_like(
         type(layer).query_heads(layer, inputs, q)
     )
@@ -187,7 +187,7 @@ def causal_reliance(model: LanguageModel, batch: Batch) -> list[float]:
 @contextmanager
 def _streams(model: LanguageModel):
     """What each block reads, what its attention reads and what its feed-forward part
-    writes, by name and layer, in a pass while this lasts."""
+    writes, by name and layer, in a pass within this context."""
     found = {"stream": {}, "read": {}, "write": {}}
 
     def note(name, i, output):
@@ -220,16 +220,16 @@ class MaturityRule:
     multiplier : float
         m, until the release; then a straight line back to 1.
     earliest, latest, ramp, every : float
-        When it may be released and when it is at the latest, how long the way back
+        When the release may come and when it comes at the latest, how long the return
         takes, and how often the features are compared, as fractions of the run.
     threshold : float
-        The release: a linear CKA of this or more with the features at the time before.
+        For the release: a linear CKA of this or more with the previous features.
 
     Notes
     -----
-    The published rule is not known; this one has its times. Of the features only
-    their kernel matrix is remembered, so a stopped run goes on exactly. One object is
-    for one run. Source: chapter 21.
+    The published rule is not known; this one uses its times. Of the features only
+    the kernel matrix is stored, so a stopped run resumes exactly. Use one object per
+    run. Source: chapter 21.
     """
 
     def __init__(
@@ -268,12 +268,12 @@ class MaturityRule:
         return {"released": self.released, "kernel": self.kernel}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from what `state_dict` returned."""
+        """Resume from what `state_dict` returned."""
         self.released, self.kernel = state["released"], state["kernel"]
 
     @torch.no_grad()
     def _agreement(self, model: LanguageModel) -> float | None:
-        """The CKA of the features now with those at the time before, of their kernel
+        """The CKA of the features now with the previous ones, from their kernel
         matrices, each of which has a norm of 1."""
         with eval_mode(model), _streams(model) as found:
             model(self.tokens.to(model.head_weight.device), logits_to_keep=1)
@@ -285,7 +285,7 @@ class MaturityRule:
         return None if before is None else float(kernel @ kernel.new_tensor(before))
 
     def __call__(self, model: LanguageModel, step: int, steps: int) -> float:
-        """The multiple of the learning rate in one update."""
+        """The multiplier of the learning rate in one update."""
         o = self.options
         if self.released is None and step % max(1, round(o["every"] * steps)) == 0:
             agreement = self._agreement(model)
@@ -316,7 +316,7 @@ class Specialisation:
     Parameters
     ----------
     batch : gbattn.corpora.Batch
-        Inputs and targets (B, T) that the measures are of, a few windows.
+        Inputs and targets (B, T) to measure on, a few windows.
     at : iterable of int
         The steps before which to measure. Each costs a few forward passes of `batch`.
     multiplier : callable, optional
@@ -325,9 +325,9 @@ class Specialisation:
 
     Notes
     -----
-    It is a multiplier that looks at the model it is called with, so that a
-    `gbattn.training.RateGroup` with it is all that `train` needs. What it has measured
-    is in no checkpoint. Keys and values shared by groups of heads are not supported.
+    It is a multiplier that inspects the model it is called with, so that a
+    `gbattn.training.RateGroup` with it is all that `train` needs. Its measurements are
+    in no checkpoint. Keys and values shared by groups of heads are not supported.
     Source: chapter 21.
     """
 
@@ -347,7 +347,7 @@ class Specialisation:
         return f"Specialisation(at={self.at}, multiplier={self.multiplier!r})"
 
     def __call__(self, model: LanguageModel, step: int, steps: int) -> float:
-        """Measure if it is time; return the multiple of the learning rate."""
+        """Measure if it is time; return the multiplier of the learning rate."""
         if step in self.at:
             self.observe(model, step)
         return (
@@ -405,10 +405,10 @@ class Specialisation:
         }
 
     def result(self) -> dict:
-        """The curves, a row for each time and in it a number for each layer; with them
-        the Jensen–Shannon distance of the attention to that of the last time,
-        ``to_end``, and the linear CKA of the features that the upper half reads with
-        those of the last time, ``maturity``."""
+        """The curves, a row for each time with a number for each layer; with them
+        ``to_end``, the Jensen–Shannon distance of the attention weights from the final
+        ones, and ``maturity``, the linear CKA of the features that the upper half reads
+        with the final ones."""
         require(len(self.steps) > 0, "observe", "no call of it", "one or more")
         last, end = self._weights[-1], self._features[-1]
         apart = [
@@ -443,7 +443,7 @@ def schedule_multiplier(
     multiplier : float
         m, 0 or more.
     hold, ramp, start : float
-        How long m holds, how long the way back takes and when m sets in, as fractions
+        How long m holds, how long the return takes and when m starts, as fractions
         of the run.
 
     Notes
@@ -485,7 +485,7 @@ class HoldAndRamp:
         check_fields(self, {"multiplier": NOT_NEGATIVE} | fraction)
 
     def __call__(self, model: nn.Module, step: int, steps: int) -> float:
-        """The multiple of the learning rate in one update."""
+        """The multiplier of the learning rate in one update."""
         return schedule_multiplier(step, steps, **asdict(self))
 
 # %% ../nbs/21_timing.ipynb #c6ebb1c5
@@ -568,23 +568,23 @@ def slow_rows(
     multiplier: Callable[[int], float],
 ) -> Callable[[], None]:
     """Multiply, from now on, the updates of some rows of a matrix; return a function
-    that ends it.
+    that stops this.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Any whose update of a weight depends on its own gradients alone.
+        Any whose update of a weight depends on that weight's gradients alone.
     weight : torch.Tensor
         One of its parameters, such as a fused projection ``[W_Q; W_K; W_V]``.
     rows : slice
         Rows of it.
     multiplier : callable
-        Of the steps that `optimizer` has made since, from 0.
+        A function of the steps that `optimizer` has made since, from 0.
 
     Notes
     -----
-    The optimiser makes its step; then the rows go back by 1 − multiplier of it. In
-    AdamW that is a multiple of the learning rate, of decay too. Source: chapter 21.
+    The optimiser makes its step; then 1 − multiplier of it is undone in these rows. In
+    AdamW that multiplies the learning rate, for decay too. Source: chapter 21.
     """
     steps, before = itertools.count(), []
 

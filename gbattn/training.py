@@ -90,7 +90,7 @@ _DECAY = one_of("matrices", "everything")
 def decay_groups(
     model: nn.Module, weight_decay: float, decay: str = "matrices"
 ) -> list[dict]:
-    """Return the parameters that learn in two groups, for an optimiser: those that
+    """Return the trainable parameters in two groups, for an optimiser: those that
     decay, and those that do not.
 
     Parameters
@@ -227,30 +227,30 @@ class TrainConfig:
         What shrinks. ``"matrices"`` spares parameters of fewer than two dimensions:
         biases, norms, scalars. ``"everything"`` is what the published runs did.
     betas : tuple of float
-        AdamW's two memories.
+        Decay rates of AdamW's two means.
     clip : float, optional
-        The longest that a gradient may be; None for no limit.
+        The greatest length of a gradient; None for no limit.
     accumulation : int
         Parts that a batch is cut into, to be computed one after the other.
     precision : {"no", "tf32", "bf16", "fp16"}
-        Mixed precision of the forward pass, or, with ``"tf32"``, single precision
-        whose products a GPU may make with ten bits of the mantissa, all of them, also
-        those that mixed precision spares. ``"no"`` leaves that as torch is set.
-        Weights are kept as they are; ``"tf32"`` and ``"fp16"`` want a GPU.
+        Mixed precision of the forward pass, or, with ``"tf32"``, single precision in
+        which a GPU may compute all products with ten bits of mantissa, even those that
+        mixed precision spares. ``"no"`` leaves torch's setting as it is. Weights are
+        kept as they are; ``"tf32"`` and ``"fp16"`` need a GPU.
     compile : bool
         Whether to run the model through ``torch.compile``.
     seed : int
         Of the order of the data and of what dropout draws. Not of the initial
         weights, which come with the model.
     evaluate_every : int, optional
-        Updates between two evaluations of the validation split; None for one a pass
+        Updates between two evaluations of the validation split; None for one per pass
         over the text. The end is always evaluated.
     evaluate_batch_size : int
         Windows that are evaluated at once.
     checkpoint_every : int, optional
-        Updates between two checkpoints; besides, one is written at each evaluation.
+        Updates between two checkpoints; one is also written at each evaluation.
     log_every : int
-        Updates that one point of the learning curve is the mean of.
+        Updates averaged in one point of the learning curve.
     keep : {"best", "last"}
         Which weights the model ends up with: those of the best evaluation, or the
         last.
@@ -391,21 +391,21 @@ class History:
     Parameters
     ----------
     step : list of int
-        Updates before a point of the learning curve.
+        Updates up to a point of the learning curve.
     loss, gradient_norm : list of float
         Means over the updates since the point before: nats per token, and the
         length of the gradient before it was clipped.
     learning_rate : list of float
         Of the last update.
     tokens : list of int
-        Tokens scored in training so far.
+        Tokens read in training so far.
     seconds : list of float
         Time spent on updates so far, without compilation, evaluation and
         checkpoints.
     validation_step, validation_loss : list
         Updates before each evaluation of the validation split, and its mean loss.
     best_step, best_loss : int, float
-        The best of them, the first if there are several; None before the first.
+        The best evaluation, the first of equals; None before any.
     finished : bool
         Whether the run is over.
 
@@ -584,7 +584,7 @@ class _Summed(nn.Module):
 
 
 def check_precision(precision: str, gpu: bool | None = None) -> None:
-    """Stop what wants a GPU where there is none, before the work.
+    """Stop a precision that needs a GPU where there is none, before the work.
 
     Parameters
     ----------
@@ -649,7 +649,7 @@ def _accelerator(precision: str):
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         fsdp_plugin=plugin,
     )
-    # It may be kept off it.
+    # accelerate may be kept off the GPU.
     check_precision(precision, accelerator.device.type == "cuda")
     kind = accelerator.distributed_type.value
     known = ["NO", "MULTI_CPU", "MULTI_GPU"] + ["FSDP"] * (plugin is not None)
@@ -691,9 +691,9 @@ class RateGroup(NamedTuple):
         As in ``model.named_parameters()``.
     multiplier : callable
         ``multiplier(model, step, steps)``, called once before each update of a run of
-        so many `steps`, returns a number, 0 or more. One that remembers something has
-        ``state_dict()``, for JSON, and ``load_state_dict(state)``, so that a run that
-        was stopped goes on. What its ``repr`` says is part of what a run is.
+        `steps` updates, returns a number, 0 or more. One with a state of its own has
+        ``state_dict()``, for JSON, and ``load_state_dict(state)``, so that a stopped
+        run can resume. Its ``repr`` is part of the identity of a run.
 
     Notes
     -----
@@ -833,8 +833,8 @@ class _Run:
 
 # %% ../nbs/15_training.ipynb #37469a63
 def _backward(run: _Run, batch: Batch | PackedBatch, scored: int) -> torch.Tensor:
-    """Add the gradient of a part of a batch, in all parts of which so many targets are
-    scored; return what it adds to the mean loss.
+    """Add the gradient of a part of a batch, given how many targets are scored in all
+    parts; return what it adds to the mean loss.
 
     Processes average their gradients, hence the factor.
     """
@@ -1017,8 +1017,8 @@ def _in_step(
 
 
 def _check_summed(model, tokens: np.ndarray, length: int) -> None:
-    """Stop a model whose loss is a mean: every number that is made of it would be
-    wrong, and look right. Two copies of a window lose twice what one loses."""
+    """Stop a model whose loss is a mean: every number computed from it would be wrong,
+    yet look right. Two copies of a window have twice the loss of one."""
     one = next(sequential_windows(tokens, length, batch_size=1))
     two = Batch(*(part.repeat(2, 1) for part in one))
     single, double = (_nats(model, iter([windows]))[0] for windows in (one, two))
@@ -1076,12 +1076,12 @@ def checkpoints(folder: str | Path) -> dict[int, Path]:
     -------
     dict[int, Path]
         Each path holds ``model.safetensors``, ``optimizer.safetensors`` and
-        ``training.json``, or of a run in shards folders ``model`` and ``optimizer``
-        with a file of each process.
+        ``training.json``, or, for a run in shards, folders ``model`` and
+        ``optimizer`` with a file from each process.
 
     Notes
     -----
-    A draft that a killed run left is none. Source: chapter 15.
+    A draft left by a killed run does not count. Source: chapter 15.
     """
     found = {
         int(path.name[5:]): path
@@ -1268,7 +1268,7 @@ def _read_tensors(
     path: Path, part: str, state: dict, like: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The tensors of a part of a checkpoint, if its bytes are those that were written.
-    Of shards, as much is read as the tensors that they are to be like hold here."""
+    From shards, only what the given tensors hold in this process is read."""
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load
 
@@ -1534,31 +1534,31 @@ def train(
         each, for the summed loss in nats. If its ``forward`` names no ``reduction``,
         then as ``model(inputs, targets)`` if it names ``targets``, and as
         ``model(inputs)`` if it does not, or names ``labels`` as Hugging Face's models
-        do; it must return logits (B, T, V), alone, in a tuple or as ``.logits``. It is trained in place, moved to
-        accelerate's device, and left in evaluation mode with the weights that
-        ``config.keep`` names.
+        do; it must return logits (B, T, V), alone, in a tuple or as ``.logits``. It
+        is trained in place, moved to accelerate's device, and left in evaluation mode
+        with the weights that ``config.keep`` names.
     corpus : gbattn.corpora.Corpus
         Or anything with token ids of shape (n,) as ``train`` and ``valid``.
     config : TrainConfig
         All settings.
     folder : str or Path, optional
         Where checkpoints go, one folder each; the newest and the best are kept. If
-        it holds one of the same run, the run continues from there, and where the
-        arithmetic repeats its bits (one CPU, one release of torch, as many threads)
-        ends in the same ones as if it had never stopped. To be the same, a run must
+        it holds one of the same run, the run continues from there and, where the
+        arithmetic repeats its bits (one CPU, one release of torch, equally many
+        threads), ends in the same bits as if it had never stopped. The same run must
         also begin with the same weights: pass the model as it was built, or as a run
-        in this folder left it, and a model of another seed with another folder.
+        in this folder left it; a model of another seed needs another folder.
     progress : bool
         Whether to draw a progress bar on standard error.
     tensorboard : bool
         Whether to write TensorBoard's files to ``folder/tensorboard``.
     rates : iterable of RateGroup
         Parameters that learn at a multiple of the learning rate; the others learn at
-        the rate itself. With multiples of 1 the run has the bits of one without.
+        the rate itself. With multiples of 1 the run gives the same bits as without.
     capture : bool
-        Whether to capture an update once as a graph of CUDA, and to replay it: the
-        same kernels, launched by one call. It wants one process, a GPU, no ``"fp16"``,
-        no ``document_end``, and a model whose passes wait for no number of the GPU.
+        Whether to capture an update once as a CUDA graph and replay it: the same
+        kernels, launched by one call. It needs one process, a GPU, no ``"fp16"``, no
+        ``document_end``, and a model whose passes wait for no number from the GPU.
 
     Returns
     -------
@@ -1567,16 +1567,16 @@ def train(
     Raises
     ------
     FloatingPointError
-        When a loss or a gradient is not finite, naming step, learning rate and
-        batch. The last good checkpoint is kept; the model is left as it is, up to
-        ``log_every`` updates later.
+        When a loss, or but for ``"fp16"`` a gradient, is not finite, naming step,
+        learning rate and batch. The last good checkpoint is kept; the model is left
+        as it is, up to ``log_every`` updates later.
     OSError
         When a checkpoint cannot be written, naming the file and the last good one.
     RuntimeError
         When ``torch.compile`` fails, or the capture.
     KeyboardInterrupt, SystemExit
-        At Ctrl-C; at SIGTERM, with code 143. One process with a folder ends the
-        update first and writes a checkpoint; a second signal acts at once.
+        On Ctrl-C; on SIGTERM, with code 143. A single process with a folder finishes
+        the update and writes a checkpoint first; a second signal acts at once.
 
     Notes
     -----
@@ -1697,8 +1697,8 @@ class RunFolder:
     Parameters
     ----------
     folder : str or Path
-        The folder, which need not exist. Its path is the attribute ``path``, that of
-        the checkpoints ``checkpoints``.
+        The folder, which need not exist. Its path is the attribute ``path``; the
+        path of its checkpoints is ``checkpoints``.
 
     Notes
     -----
@@ -1799,9 +1799,9 @@ class RunFolder:
         tensorboard: bool = False,
         capture: bool = False,
     ) -> History:
-        """Train a model from the newest checkpoint on, and save it; a finished run
-        whose checkpoints are gone gives it the weights that were saved. An
-        interruption or a full disk is told with what is saved."""
+        """Train a model from the newest checkpoint on, and save it; if the run has
+        finished and its checkpoints are gone, load the saved weights instead. The
+        error for an interruption or a full disk says what is saved."""
         done = self.history()
         if done and not checkpoints(self.checkpoints):
             saved = LanguageModel.from_pretrained(self.path)
@@ -1884,7 +1884,7 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of(cls, nats: float, n_tokens: int, n_bytes: int | None) -> "Evaluation":
-        """That of a summed loss in nats, of so many tokens and bytes."""
+        """The evaluation of a summed loss in nats over these tokens and bytes."""
         loss = nats / n_tokens
         bits = None if n_bytes is None else bits_per_byte(nats, n_bytes)
         perplexity = math.exp(loss) if loss < 700 else math.inf
@@ -1914,10 +1914,10 @@ def evaluate(
         T, tokens read at once; the model's ``config.max_length`` by default.
     context : int
         Tokens of a window that were read by the one before and are not scored
-        again, 0 ≤ context < T. More context, usually fewer surprises, and more
+        again, 0 ≤ context < T. More context usually lowers the loss and takes more
         work.
     batch_size : int
-        Windows at once. The sum is the same to rounding.
+        Windows at once. The sum is the same up to rounding.
     n_bytes : int, optional
         Bytes of the tokens scored, ``corpus.n_bytes(tokens[1:])``, for bits per
         byte.
@@ -1931,9 +1931,9 @@ def evaluate(
 
     Notes
     -----
-    The model is put into evaluation mode, and each of its parts back. It scores one
-    window alone and twice first, which shows whether its loss is a sum. Source:
-    chapter 15; Proposition "Every token once" of chapter 14.
+    The model is put into evaluation mode, and each of its parts back afterwards. It
+    first scores one window alone and two copies of it, which shows whether its
+    loss is a sum. Source: chapter 15; Proposition "Every token once" of chapter 14.
     """
     length = window_length(model, length)
     windows = sequential_windows(
@@ -1979,9 +1979,9 @@ def measure_speed(
     batch_size : int
         Sequences of a step, each of the model's ``max_length`` random tokens.
     rounds : int
-        Turns of each that count; one before them does not.
+        Turns of each that count, after one that does not.
     new_tokens : int
-        Tokens written in a turn, one after the other, one sequence, with the cache.
+        Tokens written in a turn, one by one, in one sequence, with the cache.
     """
     counts = dict(batch_size=batch_size, rounds=rounds, new_tokens=new_tokens)
     check(**{name: (count, COUNT) for name, count in counts.items()})

@@ -31,12 +31,12 @@ class TwicingAttention(MultiHeadAttention):
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, rotary, causal, qk_norm, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`, whose weights these are.
+        As in `gbattn.attention.MultiHeadAttention`, which has the same weights.
     rounds : int
         Rounds of smoothing; one is multi-head attention.
     dropout : float
         0: all rounds would have to drop the same weights of A, and a fused kernel
-        does not tell which it dropped.
+        does not report which it dropped.
 
     Notes
     -----
