@@ -263,7 +263,7 @@ class HierarchicalAttention(MultiHeadAttention):
 
     @property
     def rounds(self) -> int:
-        """Attention calls of a pass: one for summed scores, otherwise one per level."""
+        """The attention calls of a pass, one for summed scores, else one per level."""
         return 1 if self.combine == "scores" else self.levels
 
     def level_weights(self) -> torch.Tensor:
