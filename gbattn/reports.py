@@ -7,8 +7,8 @@ __all__ = ['NOT_YET', 'WITH_MODELS', 'BACK', 'SIDES', 'ORDERINGS', 'BOOSTED', 'B
            'published', 'diverged', 'has_interval', 'percent', 'in_percent', 'signed', 'in_short', 'ordering',
            'minutes', 'line_style', 'Report', 'increase_by_token', 'first_block', 'effects_of', 'measure_effects',
            'Setting', 'setting', 'planned_p', 'verdict', 'answer_table', 'answers', 'Shifted', 'shifted',
-           'judge_previous_token', 'Cure', 'fails', 'cure', 'judge_cure', 'settings_table', 'shift_table', 'stored',
-           'apart_in_arm', 'why_runs_differ', 'gap_curve']
+           'judge_previous_token', 'Cure', 'measured', 'fails', 'cure', 'judge_cure', 'slopes_with_depth',
+           'judge_depth', 'settings_table', 'shift_table', 'stored', 'apart_in_arm', 'why_runs_differ', 'gap_curve']
 
 # %% ../nbs/18_perplexity.ipynb #1288daf3
 import math
@@ -673,6 +673,7 @@ SETTINGS = (
     setting("a quarter of the text", "mini-quarter", **_HIDE),
     setting("four times the text", "mini-fourfold", **_HIDE),
     setting("four times the text and the updates", "length", _ONE),
+    setting("four times both, every arm shifted", "shift-length", **_SHIFTED),
     setting("rotary positions, short warm-up", "mini-rotary"),
     setting("rotary positions, 0.008, long warm-up", "shift-rotary-common", **_HIDE),
     setting("rotary positions, each at its rate", "shift-rotary"),
@@ -758,7 +759,7 @@ def answers(report: Report) -> Record:
     stand = sum(p < 0.05 for p in adjusted.values())
     counted = {
         "planned": len(adjusted),
-        "stand": {0: "none", 1: "one", 2: "two"}.get(stand, str(stand)),
+        "stand": ("none", "one", "two", "three", "four")[stand] if stand < 5 else str(stand),
         "next_p": min((p for p in adjusted.values() if p >= 0.05), default=1.0),
     }
     return Record("answers", {}, counted)
@@ -841,14 +842,21 @@ def judge_previous_token(report: Report, setting: str | None = None) -> None:
 
 
 class Cure(NamedTuple):
-    """What a change does for runs that fail: how many fail with it, the standard
-    deviation with it over that of the plain runs, by how many percent the mean
-    perplexity is above that at a gentler rate, and whether it is ``accepted``."""
+    """What a change does for runs that fail: how many of those fail of which that is
+    known, the standard deviation with it over that of the plain runs, by how many
+    percent the mean perplexity is above that at a gentler rate, and whether it is
+    ``accepted``; None if that hangs on models that were not measured."""
 
     failed: int
+    known: int
     ratio: float
     worse: float
-    accepted: bool
+    accepted: bool | None
+
+
+def measured(runs: list[dict]) -> list[dict]:
+    """Return the runs of which is known whether they fail (`fails`)."""
+    return [run for run in runs if run["diverged"] or "without_ffn" in run]
 
 
 def fails(run: dict) -> bool:
@@ -865,12 +873,15 @@ def cure(changed: list[dict], plain: list[dict], gentle: list[dict]) -> Cure:
         [run["test_loss"] for run in runs if not run["diverged"]]
         for runs in (changed, plain, gentle)
     ]
-    failed = sum(map(fails, changed))
+    known = measured(changed)
+    failed = sum(map(fails, known))
     ratio = stdev(losses[0]) / stdev(losses[1])
     mean = [fmean(map(math.exp, of)) for of in losses]
     worse = 100 * (mean[0] / mean[2] - 1)
     accepted = failed == 0 and ratio <= 0.5 and worse <= 0.5
-    return Cure(failed, ratio, worse, accepted)
+    if accepted and len(known) < len(changed):
+        accepted = None
+    return Cure(failed, len(known), ratio, worse, accepted)
 
 
 def judge_cure(
@@ -878,23 +889,51 @@ def judge_cure(
 ) -> None:
     """Put the rule of `cure` to the test, or print how many of ten runs are in. One that
     fails decides it before the others are in."""
-    measured = [run for run in changed if run["diverged"] or "without_ffn" in run]
-    whole = len(measured) == len(plain) == len(gentle) == 10
-    failed, accepted = sum(map(fails, measured)), False
-    observed = f"{failed} of {len(measured)} so far"
-    if whole:
-        failed, ratio, worse, accepted = cure(changed, plain, gentle)
-        observed = f"{failed}; {ratio:.2f}; {worse:+.1f}"
+    known, accepted = measured(changed), False
+    failed = sum(map(fails, known))
+    observed = f"{failed} of {len(known)}"
+    if len(changed) == len(plain) == len(gentle) == 10:
+        *_, ratio, worse, accepted = cure(changed, plain, gentle)
+        observed += f"; {ratio:.2f}; {worse:+.1f}"
     elif not failed:
-        of = f"{len(measured)} of 10 runs are in, of the plain ones {len(plain)}"
+        of = f"{len(changed)} of 10 runs are in, of the plain ones {len(plain)}"
         print(f"{claim}\n   not known yet: {of}\n")
         return
     put_to_test(
         prediction=claim,
-        statistic="failed of ten; ratio of standard deviations; perplexity, %",
-        threshold="none; at most 0.5; at most +0.5",
+        statistic="failed, of the models measured; ratio of standard deviations; perplexity, %",
+        threshold="none of ten; at most 0.5; at most +0.5",
         observed=observed,
         holds=accepted,
+    )
+
+
+def slopes_with_depth(report: Report) -> np.ndarray | None:
+    """Return the slope of boosted − wider, test losses, against log₂ of the layers, 1 to
+    8: nats for each doubling, one for each seed; None while a run is missing."""
+    layers = 1, 2, 4, 8
+    of = [(BOOSTED, "wider", f"depth-{n}") for n in layers]
+    if None in [report.difference(*one) for one in of]:
+        return None
+    gaps = [np.subtract(*report.losses(*one)) for one in of]
+    return np.polyfit(np.log2(layers), gaps, 1)[0]
+
+
+def judge_depth(report: Report) -> None:
+    """Put E6 to the test (appendix Y), or print why that is not possible yet."""
+    claim = "E6: boosted attention's lead over the wider model falls with depth"
+    slopes = slopes_with_depth(report)
+    if slopes is None:
+        names = [f"depth-{n}" for n in (1, 2, 4, 8)]
+        print(f"{claim}\n   not known yet: {report.state(*names)}\n")
+        return
+    low, high = paired_interval(slopes)
+    put_to_test(
+        prediction=claim,
+        statistic=f"slope of the difference in test loss, nats a doubling, {len(slopes)} seeds",
+        threshold="95 % interval above 0 (fails: below 0)",
+        observed=f"{slopes.mean():+.4f}  [{low:+.4f}, {high:+.4f}]",
+        holds=None if low < 0 < high else bool(low > 0),
     )
 
 

@@ -93,6 +93,17 @@ def test_the_catalogue_is_its_files():
         assert find_experiment(str(CATALOGUE / f"{name}.toml")) == experiment
 
 
+def test_no_chapter_has_records_under_the_name_of_another_ones_experiment():
+    """A folder of records is found by its name, in whichever chapter it lies."""
+    results, homes = Path(__file__).parents[2] / "results", {}
+    for folder in results.glob("*/*/"):
+        homes.setdefault(folder.name, []).append(folder)
+    assert {name: of for name, of in homes.items() if len(of) > 1} == {}
+    for name in set(EXPERIMENTS) & set(homes):
+        for path in homes[name][0].glob("*.json"):
+            assert path.stem.endswith(json.loads(path.read_text())["settings"].get("id", "?")), path
+
+
 OWN = """
 question = "a test"
 arms = ["standard", "boosted_residual", "gated"]

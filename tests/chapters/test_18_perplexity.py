@@ -473,7 +473,58 @@ def test_what_a_cure_must_do(options, accepted, capsys):
     reports.judge_cure("a cure", made_up_runs()[:9], *others)
     assert "9 of 10 runs are in, of the plain ones 10" in capsys.readouterr().out
     reports.judge_cure("a cure", made_up_runs(failed=2)[:3], *others)
-    assert "2 of 3 so far" in (out := capsys.readouterr().out) and "verdict     holds" not in out
+    assert "observed    2 of 3\n" in (out := capsys.readouterr().out) and "verdict     holds" not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "observed"),
+    [
+        (dict(), "undecided", "0 of 0; 0."),
+        (dict(spread=0.026), "DOES NOT HOLD", "0 of 0; 0.5"),
+        (dict(mean=101), "DOES NOT HOLD", "+1.0"),
+    ],
+)
+def test_losses_alone_can_reject_a_cure_and_cannot_accept_it(options, verdict, observed, capsys):
+    """What a model loses without a part is not known of models that were not kept."""
+    changed = [{key: run[key] for key in ("diverged", "test_loss")} for run in made_up_runs(**options)]
+    others = made_up_runs(spread=0.05, failed=3), made_up_runs()
+    assert reports.cure(changed, *others).accepted is (None if verdict == "undecided" else False)
+    reports.judge_cure("a cure", changed, *others)
+    out = capsys.readouterr().out
+    assert f"verdict     {verdict}" in out and observed in out
+
+
+# ---- The rule of E6 ----
+
+
+def of_depth(folder, slope, missing=False):
+    """Records of four depths in which boosted attention starts 0.1 nats ahead, and its lead falls by a slope a
+    doubling, a little more or less with each seed."""
+    toys = {}
+    for n in (1, 2, 4, 8):
+        name = f"depth-{n}"
+        toys[name] = replace(TOY, name=name, model=TOY.model | {"n_layers": n})
+        lead = [-0.1 + (slope + wobble) * math.log2(n) for wobble in (-0.001, 0, 0.001)]
+        boosted = tuple(5 + apart for apart in lead)
+        save(folder, toys[name], {"standard": (5.0,) * 3, "wider": (5.0,) * 3, "boosted_residual": boosted})
+    if missing:
+        next((folder / "depth-8").glob("wider-seed2-*")).unlink()
+    return Report(folder, toys)
+
+
+@pytest.mark.parametrize(("slope", "verdict"), [(0.01, "holds"), (0.0, "undecided"), (-0.01, "DOES NOT HOLD")])
+def test_whether_the_lead_falls_with_depth(slope, verdict, tmp_path, capsys):
+    report = of_depth(tmp_path, slope)
+    assert reports.slopes_with_depth(report) == pytest.approx([slope - 0.001, slope, slope + 0.001])
+    reports.judge_depth(report)
+    assert f"verdict     {verdict}" in capsys.readouterr().out
+
+
+def test_no_slope_before_every_depth_is_in(tmp_path, capsys):
+    report = of_depth(tmp_path, 0.01, missing=True)
+    assert reports.slopes_with_depth(report) is None
+    reports.judge_depth(report)
+    assert "not known yet: 35 of 36 runs are in" in capsys.readouterr().out
 
 
 # ---- The table ----

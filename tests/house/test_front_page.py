@@ -126,10 +126,8 @@ TWENTY = "shift", "shift-again"  # analysed twice: 97.5 % intervals
 @pytest.mark.parametrize(
     ("fields", "first", "baseline"),
     [
-        ("parameters parameters_low parameters_high pairs", (BOOSTED, "ladder-96-again"), ("wider", "ladder-96-again")),
-        ("narrow", (BOOSTED, "ladder-48"), ("wider", "ladder-48")),
-        ("once", (BOOSTED, "one-pass"), ("wider", "one-pass")),
-        ("once_fast", (BOOSTED, "shift-one-pass"), ("wider", "shift-one-pass")),
+        ("rotary rotary_least rotary_most rotary_pairs", (BOOSTED, "rotary-96"), ("wider", "rotary-96")),
+        ("-long -long_most -long_least long_pairs", (BOOSTED, "length"), ("wider", "length")),
         ("-form -form_most -form_least form_pairs", (BOOSTED, "form"), ("stack", "form")),
         ("both both_low both_high both_pairs", ("boosted_shift", *TWENTY), ("standard_shift", *TWENTY)),
         (
