@@ -1905,8 +1905,11 @@ class LinearAttention(MultiHeadAttention):
 
     Parameters
     ----------
-    d_model, n_heads, n_kv_heads, bias, rotary, causal, shift, device, dtype
+    d_model, n_heads, n_kv_heads, bias, causal, qk_norm, shift, device, dtype
         As in `MultiHeadAttention`.
+    rotary : float, Rotary or dict, optional
+        As in `MultiHeadAttention`, with ``feature_map="identity"`` alone: a positive
+        feature that is rotated can become negative.
     dropout : float
         0: no weight is formed that could be dropped.
     feature_map : {"elu", "identity"}

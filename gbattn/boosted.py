@@ -236,9 +236,9 @@ class GradientBoostedAttention(MultiHeadAttention):
     Notes
     -----
     Weights: those of `MultiHeadAttention` under the same names, and
-    ``corrections.0.query`` … ``corrections.0.gate`` for round 1, and so on. A context
-    is refused with ``kv_from="residual"``: it has no residual. Source: chapter 8;
-    Sargolzaei (2026).
+    ``corrections.0.query`` … ``corrections.0.gate`` for round 1, and so on. With
+    ``kv_from="residual"`` and two rounds or more a context is refused: it has no
+    residual. Source: chapter 8; Sargolzaei (2026).
     """
 
     def __init__(

@@ -962,7 +962,7 @@ def records_of(
 
 def describe_error(error: Exception) -> str:
     """Return an error's message on one line: in full for a ValueError, else its first
-    line, cut to 300 characters; a compiler's has a thousand."""
+    line, cut to 300 characters, since a compiler's can have a thousand."""
     message = str(error).strip()
     if not isinstance(error, ValueError):
         line = message.partition("\n")[0]
