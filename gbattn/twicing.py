@@ -41,9 +41,9 @@ class TwicingAttention(MultiHeadAttention):
     Notes
     -----
     Never forms A. With two rounds or more a context is refused: the residual V − AV
-    needs a value for each query. The cache stores the values and each round's residual, which cannot be
-    computed from the value of a past token alone. Source: chapter 7; Abdullaev and
-    Nguyen (2025); Tukey (1977).
+    needs a value for each query. The cache stores the values and each round's
+    residual, which cannot be computed from the value of a past token alone. Source:
+    chapter 7; Abdullaev and Nguyen (2025); Tukey (1977).
     """
 
     def __init__(

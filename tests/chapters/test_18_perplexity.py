@@ -520,6 +520,13 @@ def test_whether_the_lead_falls_with_depth(slope, verdict, tmp_path, capsys):
     assert f"verdict     {verdict}" in capsys.readouterr().out
 
 
+def test_a_rate_at_the_edge_leaves_the_slope_undecided(tmp_path, capsys):
+    report = of_depth(tmp_path, 0.01)
+    report._untuned["depth-2"] = {"wider"}
+    reports.judge_depth(report)
+    assert "undecided: the learning rate of wider lies at the edge" in capsys.readouterr().out
+
+
 def test_no_slope_before_every_depth_is_in(tmp_path, capsys):
     report = of_depth(tmp_path, 0.01, missing=True)
     assert reports.slopes_with_depth(report) is None
