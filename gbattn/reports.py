@@ -673,7 +673,11 @@ SETTINGS = (
     setting("a quarter of the text", "mini-quarter", **_HIDE),
     setting("four times the text", "mini-fourfold", **_HIDE),
     setting("four times the text and the updates", "length", _ONE),
-    setting("four times both, every arm shifted", "shift-length", **_SHIFTED),
+    setting(
+        "four times both, every arm shifted",
+        "shift-length",
+        **_SHIFTED | dict(planned="standard flops"),
+    ),
     setting("rotary positions, short warm-up", "mini-rotary"),
     setting("rotary positions, 0.008, long warm-up", "shift-rotary-common", **_HIDE),
     setting("rotary positions, each at its rate", "shift-rotary"),
@@ -810,16 +814,22 @@ def shifted(
         name, confidence = f"{name}+{more}", 0.975
 
 
-def judge_previous_token(report: Report, setting: str | None = None) -> None:
-    """Put the two rules of E0 (in another setting, rule 1 only) to the test, or print
-    why that is not possible yet."""
+def judge_previous_token(
+    report: Report, setting: str | None = None, rules: int = 1
+) -> None:
+    """Put the two rules of E0 (in another setting the first 1 or 2 ``rules``) to the
+    test, or print why that is not possible yet."""
     of = shifted(report, setting, more="") if setting else shifted(report)
     claims = (
         "the gain is a cheap previous token: boosted − standard, both shifted",
         "there is more to it: boosted − wider by FLOPs, both shifted",
     )
     if setting:
-        claims = (f"{setting}, rule 1: boosted − standard, both shifted",)
+        sides = ("standard", "wider by FLOPs")[:rules]
+        claims = [
+            f"{setting}, rule {k}: boosted − {side}, both shifted"
+            for k, side in enumerate(sides, 1)
+        ]
     for place, (claim, limit) in enumerate(zip(claims, (-MARGIN, 0))):
         row, why = of.rows[place], of.doubts[place]
         if of.rules is None or why:
