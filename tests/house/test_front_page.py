@@ -129,6 +129,11 @@ TWENTY = "shift", "shift-again"  # analysed twice: 97.5 % intervals
         ("rotary rotary_least rotary_most rotary_pairs", (BOOSTED, "rotary-96"), ("wider", "rotary-96")),
         ("-long -long_most -long_least long_pairs", (BOOSTED, "length"), ("wider", "length")),
         ("-form -form_most -form_least form_pairs", (BOOSTED, "form"), ("stack", "form")),
+        (
+            "-late -late_most -late_least late_pairs",
+            ("boosted_shift", "shift-length"),
+            ("standard_shift", "shift-length"),
+        ),
         ("both both_low both_high both_pairs", ("boosted_shift", *TWENTY), ("standard_shift", *TWENTY)),
         (
             "-instead -instead_most -instead_least instead_pairs",
