@@ -55,7 +55,6 @@ from gbattn.conventions import (
     instance,
     integer,
     is_integer,
-    is_number,
     list_of,
     lock_folder,
     one_of,
@@ -302,16 +301,8 @@ class TrainConfig:
         require(size % parts == 0, "batch_size", got, "a multiple of accumulation")
 
     def to_dict(self) -> dict:
-        """The fields by name, ready for JSON."""
+        """The fields by name, ready for JSON; ``TrainConfig(**fields)`` reads them."""
         return asdict(self) | {"betas": list(self.betas)}
-
-    @classmethod
-    def from_dict(cls, settings: dict) -> "TrainConfig":
-        """The config of a dictionary, as `to_dict` returns it."""
-        known = [f.name for f in fields(cls)]
-        unknown = [name for name in settings if name not in known]
-        require(not unknown, "settings", unknown, "some of " + ", ".join(known))
-        return cls(**settings)
 
     def total_steps(self, stream: TokenStream) -> int:
         """Updates of the whole run on this stream of batches."""
@@ -427,7 +418,7 @@ class History:
     finished: bool = False
 
     def to_dict(self) -> dict:
-        """The fields by name, ready for JSON."""
+        """The fields by name, ready for JSON; ``TrainConfig(**fields)`` reads them."""
         return asdict(self)
 
     @classmethod
@@ -1177,43 +1168,9 @@ def _clean(folder: Path, needed: set) -> None:
 
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
-_SHARD = re.compile(r"(model|optimizer)/shard-\d{5,}-[\w.-]+", re.ASCII)
-
-
-def _dictionary_of(holds: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda x: isinstance(x, dict) and all(map(holds, x.values()))
-
-
-def _is_printable(x: object) -> bool:
-    return isinstance(x, str) and x.isprintable()
-
-
-_STATE = {
-    "step": COUNT,
-    "identity": (
-        lambda x: _dictionary_of(_is_printable)(x) and all(map(_is_printable, x)),
-        "texts by name, which can be printed",
-    ),
-    "files": (
-        lambda x: (
-            isinstance(x, dict)
-            and (
-                sorted(x) == [*_FILES] or x != {} and all(map(_SHARD.fullmatch, x))
-            )
-        ),
-        f"checksums of {' and '.join(_FILES)}, or of shards",
-    ),
-    "unlogged": list_of(
-        (lambda x: list_of(_FLOAT)[0](x) and len(x) == 2, "a loss and a norm")
-    ),
-    "seconds": NOT_NEGATIVE,
-    "scaler": optional((_dictionary_of(is_number), "numbers by name")),
-}
-
-
 def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]:
     """The weights, the state of the optimiser and the rest of a checkpoint, if it is
-    one of this run."""
+    one of this run. Checksums and identity vouch for all that it holds."""
     path, want = checkpoints(run.folder)[step], "as train writes it"
     numbered, one = enumerate(_parameters(run.optimizer)), torch.zeros((), dtype=torch.float32)
     like = {n: {"step": one, "exp_avg": p, "exp_avg_sq": p} for n, p in numbered}
@@ -1224,7 +1181,6 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
             same = state["sha256"] == manifest_checksum(state)
             got = "contents that do not match their checksum"
             require(same, file.name, got, want)
-            check_entries(file.name, state, _STATE, want)
             require(state["step"] == step, file.name, f"step {state['step']}", step)
             state["history"] = History.from_dict(state["history"])
             weights = _read_tensors(path, "model", state, _tensors(run.model))
@@ -1236,32 +1192,17 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     got = f"{path}, {reprlib.repr(found)}"
     require(found == _FORMAT, "folder", got, f"{_FORMAT!r}")
     _check_same_run(run.folder, state["identity"], run.identity)
-    known = step <= run.steps
-    require(known, "folder", f"{path}, step {step}", f"{run.steps} steps at most")
-    _check_tensors(path / "model.safetensors", weights, _tensors(run.model))
-    learned = {n: x for n, x in like.items() if f"{n}.step" in moments}  # by a gradient
-    file = path / "optimizer.safetensors"
-    _check_tensors(file, moments, _flat_state(learned))
-    state_of = {n: {k: moments[f"{n}.{k}"] for k in x} for n, x in learned.items()}
-    for n, x in state_of.items():  # fp16 skips some updates
-        possible, want = 0 <= x["step"] <= step, f"updates, 0 to {step}"
-        require(possible, f"{file}, {n}.step", x["step"], want)
+    state_of = {
+        n: {name: moments[f"{n}.{name}"] for name in x}
+        for n, x in like.items()
+        if f"{n}.step" in moments  # it has had a gradient
+    }
     return weights, state_of, state
 
 
 def _parameters(optimizer) -> list[nn.Parameter]:
     """In the order in which an optimiser numbers them."""
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _check_tensors(path: Path, there: dict, here: dict) -> None:
-    """Whether a file holds tensors of these names, dtypes and shapes, and no others."""
-    for name in here | there:
-        got, want = (
-            f"{x[name].dtype} {tuple(x[name].shape)}" if name in x else "nothing"
-            for x in (there, here)
-        )
-        require(got == want, f"{path}, {reprlib.repr(name)}", got, want)
 
 
 def _read_tensors(
@@ -1355,13 +1296,8 @@ def _resume(run: _Run) -> None:
         run.seconds = state["seconds"]
         for x, found_state in zip(_stateful(run), state.get("rates", ())):
             x.multiplier.load_state_dict(found_state)
-        scaler = run.accelerator.scaler
-        there, here = state["scaler"], scaler and scaler.state_dict()
-        same = [there is None, *(there or ())] == [here is None, *(here or ())]
-        got = f"{found[run.step]}, scaler {reprlib.repr(there)}"
-        require(same, "folder", got, f"one with the entries of {here}")
-        if scaler:
-            scaler.load_state_dict(there)
+        if scaler := run.accelerator.scaler:
+            scaler.load_state_dict(state["scaler"])
     run.accelerator.wait_for_everyone()
     if run.accelerator.is_main_process and run.folder.is_dir():
         _clean(run.folder, {run.step, run.history.best_step})
@@ -1387,12 +1323,18 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
     path = Path(checkpoint)
     try:
         state = read_json(path / "training.json", "as train writes it")
-        check_entries("training.json", state, {"files": _STATE["files"]}, "")
         weights = _read_tensors(path, "model", state, _tensors(model))
     except Exception as error:  # whatever a damaged file does to its reader
         got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
         require(False, "checkpoint", got, "one of the paths of checkpoints(folder)")
-    _check_tensors(path / "model.safetensors", weights, _tensors(model))
+    model_has = _tensors(model)
+    for name in model_has | weights:
+        got, want = (
+            f"{x[name].dtype} {tuple(x[name].shape)}" if name in x else "nothing"
+            for x in (weights, model_has)
+        )
+        place = f"{path / 'model.safetensors'}, {reprlib.repr(name)}"
+        require(got == want, place, got, want)
     _put_back(model, weights)
 
 # %% ../nbs/15_training.ipynb #c7f8b9ee

@@ -1,6 +1,5 @@
 """Chapter 15: the claims with their mutants, the loop against one by hand, stopping and going on, faults, errors."""
 
-import hashlib
 import inspect
 import json
 import math
@@ -18,7 +17,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -248,10 +246,8 @@ def test_a_wrong_setting_is_named(options, message):
 
 def test_a_config_goes_through_json():
     made = config(betas=[0.8, 0.95], seed=np.int64(3), learning_rate=np.float64(0.5), compile=True)
-    back = TrainConfig.from_dict(json.loads(json.dumps(made.to_dict())))
+    back = TrainConfig(**json.loads(json.dumps(made.to_dict())))
     assert back == made and back.betas == (0.8, 0.95) and type(back.seed) is int
-    with pytest.raises(ValueError, match=r"settings: got \['lr'\]; want some of steps, epochs"):
-        TrainConfig.from_dict({"lr": 1})
 
 
 def test_epochs_become_steps():
@@ -851,18 +847,6 @@ def test_a_checkpoint_with_other_bytes(tmp_path, name):
         run(folder=tmp_path)
 
 
-def signed(folder, change):
-    """Change what a checkpoint says of itself, with checksums that fit."""
-    path = max(checkpoints(folder).items())[1]
-    state = json.loads((path / "training.json").read_text())
-    change(state)
-    for name in state["files"] if isinstance(state.get("files"), dict) else ():
-        if (path / name).is_file():
-            state["files"][name] = hashlib.sha256((path / name).read_bytes()).hexdigest()
-    state["sha256"] = training.manifest_checksum(state)
-    (path / "training.json").write_text(json.dumps(state))
-
-
 KEYS = ["step", "identity", "history", "unlogged", "seconds", "scaler", "files"]
 
 
@@ -886,84 +870,17 @@ def test_a_loss_that_was_edited(tmp_path):
     path.write_text(json.dumps(state))
     with pytest.raises(ValueError, match="training.json: got contents that do not match their checksum"):
         run(folder=tmp_path)
-    signed(tmp_path, lambda state: None)
-    with pytest.raises(ValueError, match=r"best_loss, best_step: got .0.5, \d+.; want .*, the least of all"):
-        run(folder=tmp_path)
 
 
-NONSENSE = ["../x", "", -1, 1.5, True, None, [], {}, [[]], [True], [-1], ["a"], 10**30, 10**400, "a" * 10**6, math.nan]
-
-
-def test_nothing_that_a_checkpoint_says_is_believed(tmp_path):
-    """Whoever makes a checkpoint makes its checksums."""
+def test_a_checkpoint_that_no_parser_can_read(tmp_path):
     run(folder=tmp_path)
     file = checkpoints(tmp_path)[20] / "training.json"
     whole = file.read_text()
-    fields = {("history", name): x for name, x in json.loads(whole)["history"].items()}
-    places = {(name,): x for name, x in json.loads(whole).items() if name in KEYS} | fields
-    harmless = {("unlogged",): [[]], ("seconds",): [1.5, 10**30], ("scaler",): [None]}
-    places |= {("files", "model.safetensors"): "", ("identity", "seed"): ""}
-    for place, value in places.items():
-        for other in NONSENSE:
-            same = lambda x, other=other: (type(x), x) == (type(other), other)
-            if same(value) or any(map(same, harmless.get(place, ()))) or place[0] == "files" and len(place) > 1:
-                continue
-
-            def change(state, place=place, other=other):
-                for name in place[:-1]:
-                    state = state[name]
-                state[place[-1]] = other
-
-            file.write_text(whole)
-            signed(tmp_path, change)
-            with pytest.raises(ValueError, match="training.json|history|best_loss|folder: got ") as caught:
-                run(folder=tmp_path)
-            said = str(caught.value)
-            assert place[0] in said or place[-1] in said or other == {} and said.startswith("folder: got steps")
-            assert len(said) < 3000
     file.write_text("[" * 100_000)
     with pytest.raises(ValueError, match="training.json: got RecursionError: .*; want a whole checkpoint"):
         run(folder=tmp_path)
     file.write_text(whole)
     assert run(folder=tmp_path).finished
-
-
-def resaved(name, change):
-    """A change of the tensors of a checkpoint."""
-
-    def changed(folder):
-        path = max(checkpoints(folder).items())[1] / name
-        tensors = safetensors.torch.load(path.read_bytes())
-        change(tensors)
-        path.write_bytes(safetensors.torch.save(tensors))
-        signed(folder, lambda state: None)
-
-    return changed
-
-
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-TENSORS = {
-    "one for all": (MODEL, lambda x: x.update({"head.bias": torch.zeros(1)}), r"head.bias'.*\(1,\); want .*\(20,\)"),
-    "double": (MODEL, lambda x: x.update({"head.bias": x["head.bias"].double()}), "head.bias'.*float64 .*float32"),
-    "gone": (MODEL, lambda x: x.pop("head.bias"), "head.bias'.*got nothing; want torch.float32"),
-    "more": (MODEL, lambda x: x.update(more=torch.zeros(1)), "'more'.*want nothing"),
-    "other shape": (OPTIMIZER, lambda x: x.update({"1.exp_avg": torch.zeros(1)}), "'1.exp_avg': got .*; want"),
-    "whole numbers": (OPTIMIZER, lambda x: x.update({"1.exp_avg": x["1.exp_avg"].long()}), "got torch.int64"),
-    "a moment gone": (OPTIMIZER, lambda x: x.pop("1.exp_avg_sq"), "'1.exp_avg_sq': got nothing"),
-    "a name": (OPTIMIZER, lambda x: x.update({"x.y.z": torch.zeros(1)}), "'x.y.z': got .*want nothing"),
-    "out of range": (OPTIMIZER, lambda x: x.update({"9.step": torch.zeros(())}), "'9.step': got .*want nothing"),
-    "negative": (OPTIMIZER, lambda x: x.update({"-1.step": torch.zeros(())}), "'-1.step': got .*want nothing"),
-    "no update": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(-1.0)}), "1.step: got .*want updates, 0"),
-    "nan": (OPTIMIZER, lambda x: x.update({"1.step": torch.tensor(math.nan)}), "1.step: got .*nan"),
-}
-
-
-@pytest.mark.parametrize(("name", "change", "message"), TENSORS.values(), ids=TENSORS)
-def test_tensors_that_are_none_of_this_run(tmp_path, name, change, message):
-    run(folder=tmp_path)
-    resaved(name, change)(tmp_path)
-    with pytest.raises(ValueError, match=f"{name}, .*{message}"):
-        run(folder=tmp_path)
 
 
 def test_a_checkpoint_under_another_step(tmp_path):
@@ -974,9 +891,6 @@ def test_a_checkpoint_under_another_step(tmp_path):
     assert [*checkpoints(tmp_path)] == [20]
     path.rename(path.with_name("step-00000030"))
     with pytest.raises(ValueError, match="training.json: got step 20; want 30"):
-        run(folder=tmp_path)
-    signed(tmp_path, lambda state: state.update(step=30))
-    with pytest.raises(ValueError, match="step-00000030, step 30; want 20 steps at most"):
         run(folder=tmp_path)
 
 
