@@ -1162,10 +1162,6 @@ class TokenStream:
         any other generator.
     step : int
         The number of the next batch, and the whole state: set it to resume.
-    documents : np.ndarray, optional
-        The number of the document that each token belongs to, integers (n,), such as
-        ``np.cumsum(tokens == end) - (tokens == end)`` where a token ends each. Batches
-        are then `PackedBatch`.
 
     Notes
     -----
@@ -1180,18 +1176,8 @@ class TokenStream:
         batch_size: int,
         seed: int,
         step: int = 0,
-        *,
-        documents: np.ndarray | None = None,
     ):
         self.tokens = _check_tokens(tokens)
-        self.documents = None
-        if documents is not None:
-            self.documents = as_array(documents)
-            numbers = np.issubdtype(self.documents.dtype, np.integer)
-            fits = numbers and self.documents.shape == self.tokens.shape
-            got = f"dtype {self.documents.dtype}, shape {self.documents.shape}"
-            want = f"integers of shape {self.tokens.shape}, as tokens"
-            require(fits, "documents", got, want)
         check(length=(length, COUNT), batch_size=(batch_size, COUNT))
         check(seed=(seed, SEED), step=(step, SEED))
         self.length, self.batch_size = int(length), int(batch_size)
@@ -1214,25 +1200,19 @@ class TokenStream:
             self._orders[epoch] = random.permutation(self.n_windows)
         return self._orders[epoch]
 
-    def batch(self, step: int) -> Batch | PackedBatch:
+    def batch(self, step: int) -> Batch:
         """The batch of a step, 0 or more: inputs and targets, int64 of shape
-        (batch_size, length), and with documents their numbers."""
+        (batch_size, length)."""
         check(step=(step, LENGTH))
         places = np.arange(self.batch_size) + int(step) * self.batch_size
         epochs = zip(*divmod(places, self.n_windows))
         numbers = np.array([self._order(int(epoch))[i] for epoch, i in epochs])
-        starts = self.length * numbers
-        batch = _windows(self.tokens, starts, self.length)
-        if self.documents is None:
-            return batch
-        own, next_one = _windows(self.documents, starts, self.length)
-        targets = batch.targets.masked_fill(own != next_one, -100)
-        return PackedBatch(batch.inputs, targets, own)
+        return _windows(self.tokens, self.length * numbers, self.length)
 
     def __iter__(self) -> "TokenStream":
         return self
 
-    def __next__(self) -> Batch | PackedBatch:
+    def __next__(self) -> Batch:
         batch = self.batch(self.step)
         self.step += 1
         return batch

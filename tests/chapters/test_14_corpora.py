@@ -22,7 +22,6 @@ from gbattn import corpora
 from gbattn.corpora import (
     HUB,
     SPLITS,
-    Batch,
     PackedBatch,
     TextStream,
     TokenStream,
@@ -1277,24 +1276,9 @@ def test_the_order_stays_what_it_is():
     ]
 
 
-def test_batches_name_the_document_of_each_token():
-    random, end = np.random.RandomState(0), 7
-    tokens = random.randint(0, 8, 1000).astype(np.uint16)
-    documents = np.cumsum(tokens == end) - (tokens == end)  # a 7 is the last token of its document
-    plain, stream = TokenStream(tokens, 16, 4, seed=3), TokenStream(tokens, 16, 4, seed=3, documents=documents)
-    for _ in range(20):
-        batch, (inputs, targets, own) = next(plain), next(stream)
-        assert torch.equal(inputs, batch.inputs) and own.dtype == torch.int64
-        last = inputs == end
-        assert torch.equal(targets, batch.targets.masked_fill(last, -100))
-        assert ((own[:, 1:] - own[:, :-1]) == last[:, :-1]).all()
-    assert type(plain.batch(0)) is Batch and type(stream.batch(0)) is PackedBatch
-
-
 def test_a_packed_batch_trains_a_model_as_separate_sequences_would():
     tokens = np.array([1, 2, 3, 0, 4, 5, 0, 1, 1, 2, 0, 3, 4], dtype=np.uint16)
-    stream = TokenStream(tokens, 12, 1, 0, documents=np.cumsum(tokens == 0) - (tokens == 0))
-    inputs, targets, documents = next(stream)
+    inputs, targets, documents = pack_documents(next(TokenStream(tokens, 12, 1, 0)), 0)
     sizes = dict(vocab_size=6, d_model=8, n_layers=1, n_heads=2, max_length=12)
     model = LanguageModel(ModelConfig(**sizes), dtype=torch.float64)
     loss = model(inputs, targets, reduction="sum", documents=documents)
@@ -1305,22 +1289,17 @@ def test_a_packed_batch_trains_a_model_as_separate_sequences_would():
 
 
 def test_a_token_that_ends_a_document_tells_them_apart_in_a_window():
-    tokens = np.random.RandomState(0).randint(0, 9, 300)
-    stream = TokenStream(tokens, 16, 4, seed=3, documents=np.cumsum(tokens == 7) - (tokens == 7))
+    stream = TokenStream(np.random.RandomState(0).randint(0, 9, 300), 16, 4, seed=3)
     for step in range(8):
-        batch = TokenStream(tokens, 16, 4, seed=3).batch(step)
-        packed, wanted = pack_documents(batch, 7), stream.batch(step)
-        assert type(packed) is PackedBatch and torch.equal(packed.inputs, wanted.inputs)
-        assert torch.equal(packed.targets, wanted.targets)
-        assert torch.equal(packed.documents, wanted.documents - wanted.documents[:, :1])
+        batch = stream.batch(step)
+        packed, last = pack_documents(batch, 7), batch.inputs == 7  # of its document
+        assert type(packed) is PackedBatch and torch.equal(packed.inputs, batch.inputs)
+        assert torch.equal(packed.targets, batch.targets.masked_fill(last, -100))
+        own = packed.documents
+        assert own.dtype == torch.int64 and (own[:, 0] == 0).all()
+        assert ((own[:, 1:] - own[:, :-1]) == last[:, :-1]).all()
     with pytest.raises(ValueError, match="end: got -1; want an integer, 0 or more"):
         pack_documents(batch, -1)
-
-
-@pytest.mark.parametrize("documents", [np.arange(9), np.ones(10), [[1] * 10]])
-def test_bad_documents_are_named(documents):
-    with pytest.raises(ValueError, match=r"documents: got dtype .*; want integers of shape \(10,\), as tokens"):
-        TokenStream(np.arange(10), 3, 1, 0, documents=documents)
 
 
 def test_windows_of_a_memory_map_are_copies(corpus):
