@@ -321,6 +321,20 @@ def test_holm_is_the_step_down_rule(p_values):
     assert all(p <= c <= 1 for p, c in zip(p_values, corrected))
 
 
+@pytest.mark.parametrize(
+    ("p_values", "corrected"),
+    [
+        ((0.011, 0.02, 0.3, 0.001), (0.033, 0.04, 0.3, 0.004)),
+        ((0.04, 0.03, 0.02, 0.01, 0.9), (0.09, 0.09, 0.08, 0.05, 0.9)),
+        ((0.2, 0.2, 0.01), (0.4, 0.4, 0.03)),
+        ((0.0004, 0.05, 0.013, 0.013, 0.6, 0.7), (0.0024, 0.15, 0.065, 0.065, 1, 1)),
+    ],
+)
+def test_holm_corrects_as_statsmodels_does(p_values, corrected):
+    """What multipletests(p_values, method="holm") of statsmodels 0.15.0 returned."""
+    assert holm(p_values) == pytest.approx(list(corrected), rel=1e-12)
+
+
 @settings(deadline=None)
 @given(SEED, st.floats(0.01, 3))
 def test_equivalence_is_two_one_sided_tests(s, margin):
