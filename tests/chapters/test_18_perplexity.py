@@ -524,6 +524,13 @@ def test_whether_the_lead_falls_with_depth(slope, verdict, tmp_path, capsys):
     assert f"verdict     {verdict}" in capsys.readouterr().out
 
 
+def test_a_mean_for_a_sentence_has_the_interval_of_its_row(tmp_path):
+    report = of_depth(tmp_path, 0.01)
+    row = report.difference("boosted_residual", "wider", "depth-8")
+    pairs = np.subtract(*report.losses("boosted_residual", "wider", "depth-8"))
+    assert reports.mean_in_short(pairs) == reports.in_short(row)
+
+
 def test_a_rate_at_the_edge_leaves_the_slope_undecided(tmp_path, capsys):
     report = of_depth(tmp_path, 0.01)
     report._untuned["depth-2"] = {"wider"}
