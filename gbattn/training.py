@@ -418,7 +418,7 @@ class History:
     finished: bool = False
 
     def to_dict(self) -> dict:
-        """The fields by name, ready for JSON; ``TrainConfig(**fields)`` reads them."""
+        """The fields by name, ready for JSON."""
         return asdict(self)
 
     @classmethod
