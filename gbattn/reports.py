@@ -93,20 +93,22 @@ def signed(nats: float) -> str:
     return f"{percent(nats):+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
+def _mean_with_interval(mean: float, low: float, high: float, n: int) -> str:
+    text = f"{signed(mean)}~% ({signed(low)} to~{signed(high)}, n~=~{n})"
+    return text.replace("~", "\N{NO-BREAK SPACE}")
+
+
 def in_short(row: Row) -> str:
     """Return a difference for a sentence, such as −4.1 % (−9.2 to +1.2, n = 5)."""
-    text = f"{signed(row.difference)}~%"
     if has_interval(row):
-        low, high = signed(row.low), signed(row.high)
-        text += f" ({low} to~{high}, n~=~{row.pairs})"
-    return text.replace("~", "\N{NO-BREAK SPACE}")
+        return _mean_with_interval(row.difference, row.low, row.high, row.pairs)
+    return f"{signed(row.difference)}\N{NO-BREAK SPACE}%"
 
 
 def mean_in_short(differences: np.ndarray) -> str:
     """Return the mean of paired differences for a sentence, as `in_short` does."""
-    low, high = map(signed, paired_interval(differences))
-    text = f"{signed(differences.mean())}~% ({low} to~{high}, n~=~{len(differences)})"
-    return text.replace("~", "\N{NO-BREAK SPACE}")
+    interval = paired_interval(differences)
+    return _mean_with_interval(differences.mean(), *interval, len(differences))
 
 
 def ordering(row: Row | None) -> str:
