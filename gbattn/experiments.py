@@ -458,7 +458,8 @@ class Experiment:
 
         The keys are the fields above, and ``extends``: an experiment of the book or
         another file, by its path relative to this one (so is ``rates_from``), whose
-        corpus, model, train, arms and seeds are inherited, tables key by key.
+        corpus, model, train, arms and seeds are inherited, tables key by key;
+        where its rates came from a sweep or a grid, this file says where its own do.
         ``arms`` lists names. Tables ``[arm.NAME]`` hold the fields of `Arm`, and
         override those of the book's arm of that name, if there is one; ``equal_to``
         is the name of an arm, or empty. Unknown keys and wrong values raise an error
@@ -609,7 +610,15 @@ def _read_toml(path: Path) -> dict:
             source = CATALOGUE / f"{find_experiment(source).name}.toml"
         with _within("extends"):
             base = _read_toml(source)
-    return _merged({key: base[key] for key in _INHERITED if key in base}, found)
+    rate = "learning_rate"
+    lost = "rates_from" in base or rate in base.get("grid", {})
+    found = _merged({key: base[key] for key in _INHERITED if key in base}, found)
+    rated = "rates_from" in found or any(
+        rate in found.get(table, {}) for table in ("train", "grid")
+    )
+    want = f"it, train.{rate} or grid.{rate}: those of extends are not inherited"
+    require(rated or not lost, "rates_from", "nothing", want)
+    return found
 
 
 def _resolved(name: str, path: Path) -> str | Path:
