@@ -701,7 +701,13 @@ SETTINGS = (
     setting("width 48", "ladder-48"),
     setting("width 48, attention dropout", "ladder-48-dropout", _ONE, **_HIDE),
     setting("width 96: three seeds", "ladder-96", **_HIDE),
-    setting("width 96: four new seeds", "ladder-96-again", _TWO, flops="ladder-96-flops"),
+    setting(
+        "width 96: four new seeds",
+        "ladder-96-again",
+        _TWO,
+        standard="shift-96-plain",
+        flops="ladder-96-flops",
+    ),
     setting("width 96: twelve seeds, form or depth", "form", "stack"),
     setting("width 96, rotary", "ladder-96-rotary", **_HIDE),
     setting("width 96, rotary, each at its rate", "rotary-96", _ONE),
@@ -976,7 +982,12 @@ def settings_table(report: Report) -> object:
         "one pass, width 96": ("shift-one-pass",) * 4,
         "rotary positions, 0.008 for all": ("shift-rotary-common",) * 4,
         "rotary positions": ("shift-rotary",) * 4,
-        "width 96": ("ladder-96",) * 2 + ("shift-96",) * 2,
+        "width 96": (
+            "ladder-96+shift-96-plain",
+            "ladder-96+ladder-96-again",
+            "shift-96",
+            "shift-96",
+        ),
     }
     rows = []
     for label, (standard, boosted, shifted, both) in settings.items():
