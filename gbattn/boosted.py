@@ -168,8 +168,10 @@ class Correction(nn.Module):
         x: torch.Tensor,
         F: torch.Tensor,
         attention: Callable,
-        source: torch.Tensor | None = None,
+        *,
         query_source: torch.Tensor | None = None,
+        key_source: torch.Tensor | None = None,
+        value_source: torch.Tensor | None = None,
     ) -> Round:
         """Return the round that corrects F.
 
@@ -180,11 +182,9 @@ class Correction(nn.Module):
         attention : callable
             Maps q (B, T, D), k and v (B, S, kv_dim) (None without keys of its own)
             to c (B, T, D) and the attention weights, or None.
-        source : torch.Tensor, optional
-            What keys and values are computed from, shape (B, S, D); the residual by
-            default.
-        query_source : torch.Tensor, optional
-            What queries are computed from, shape (B, T, D); the residual by default.
+        query_source, key_source, value_source : torch.Tensor, optional
+            What queries (B, T, D), keys and values (B, S, D) are computed from; the
+            residual by default.
 
         Returns
         -------
@@ -192,15 +192,16 @@ class Correction(nn.Module):
             Its ``estimate`` is F + g ⊙ c; its ``gate`` has shape (B, T, n_gates).
         """
         r, k, v, g = self.residual(x, F), None, None, None
-        source = r if source is None else source
-        query_source = r if query_source is None else query_source
-        if self.key is None:
-            q = self.query(query_source)
-        elif source is query_source:
-            q, k, v = project(source, self.query, self.key, self.value)
+        sources = query_source, key_source, value_source
+        of_q, of_k, of_v = (r if one is None else one for one in sources)
+        if of_q is of_k is of_v and self.key is not None:
+            q, k, v = project(of_q, self.query, self.key, self.value)
         else:
-            q = self.query(query_source)
-            k, v = project(source, self.key, self.value)
+            q = self.query(of_q)
+            if self.key is not None and of_k is of_v:
+                k, v = project(of_k, self.key, self.value)
+            elif self.key is not None:
+                k, v = self.key(of_k), self.value(of_v)
         c, A = attention(q, k, v)
         if self.gate is not None:
             g = self.gate(torch.cat([F, c], dim=-1)).sigmoid()
@@ -208,6 +209,16 @@ class Correction(nn.Module):
 
 # %% ../nbs/08_boosted.ipynb #527e6ecb
 #| code-fold: true
+# What keys and values of a correction are computed from, by `kv_from`.
+_READS = {
+    "residual": ("residual", "residual"),
+    "input": ("input", "input"),
+    "shared": (None, None),
+    "residual_keys": ("residual", "input"),
+    "residual_values": ("input", "residual"),
+}
+
+
 @register("boosted")
 class GradientBoostedAttention(MultiHeadAttention):
     """Gradient-boosted attention: each round, an attention with its own projections
@@ -223,10 +234,11 @@ class GradientBoostedAttention(MultiHeadAttention):
         round, as each has attention weights of its own.
     rounds : int
         Rounds of boosting; one is multi-head attention.
-    kv_from : {"residual", "input", "shared"}
+    kv_from : {"residual", "input", "shared", "residual_keys", "residual_values"}
         Keys and values of a correction are computed from the residual (as for the
         published numbers), from the input or context (as in the text of the first
-        version), or are those of round 0.
+        version), or are those of round 0. For comparison, only the keys or only the
+        values are computed from the residual, and the others from the input.
     query_from : {"residual", "input"}
         Queries of a correction are computed from the residual or, for comparison,
         from the input.
@@ -237,8 +249,8 @@ class GradientBoostedAttention(MultiHeadAttention):
     -----
     Weights: those of `MultiHeadAttention` under the same names, and
     ``corrections.0.query`` … ``corrections.0.gate`` for round 1, and so on. With
-    ``kv_from="residual"`` and two rounds or more a context is refused: it has no
-    residual. Source: chapter 8; Sargolzaei (2026).
+    keys or values of the residual and two rounds or more a context is refused: it has
+    no residual. Source: chapter 8; Sargolzaei (2026).
     """
 
     def __init__(
@@ -260,7 +272,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         gates = {"feature": d_model, "head": n_heads, "scalar": 1, "none": 0}
         check(
             rounds=(rounds, COUNT),
-            kv_from=(kv_from, one_of("residual", "input", "shared")),
+            kv_from=(kv_from, one_of(*_READS)),
             query_from=(query_from, one_of("residual", "input")),
             gate=(gate, one_of(*gates)),
         )
@@ -268,7 +280,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         options |= dict(qk_norm=qk_norm)
         super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
-        self.query_from = query_from
+        self.query_from, (self.key_from, self.value_from) = query_from, _READS[kv_from]
         kv_dim = self.head_dim * self.n_kv_heads
         own_keys = kv_from != "shared"
         self.corrections = nn.ModuleList(
@@ -364,19 +376,22 @@ class GradientBoostedAttention(MultiHeadAttention):
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F after the last round, shape (B, T, D)."""
         x, source = inputs.x, inputs.source
-        if self.corrections and self.kv_from == "residual":
-            want = "None with kv_from='residual': a context has no residual;"
+        if self.corrections and "residual" in (self.key_from, self.value_from):
+            want = f"None with kv_from={self.kv_from!r}: a context has no residual;"
             want += " kv_from='input' or 'shared' takes one"
             require(source is x, "context", "a context", want)
         q, k, v = self.project_inputs(inputs)
         q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
         F, A = self.attend_heads(inputs, q, k, v)
         self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
-        source = None if self.kv_from == "residual" else source
-        query_source = None if self.query_from == "residual" else x
+        sources = dict(
+            query_source=x if self.query_from == "input" else None,
+            key_source=source if self.key_from == "input" else None,
+            value_source=source if self.value_from == "input" else None,
+        )
         for m, correction in enumerate(self.corrections, start=1):
             attention = partial(self._attention_of, inputs, m, k, v)
-            round = correction(x, F, attention, source, query_source)
+            round = correction(x, F, attention, **sources)
             F = round.estimate
             self.record_round(inputs, **round._asdict())
         return F

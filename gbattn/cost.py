@@ -329,16 +329,18 @@ def _twicing_parts(p: AttentionSizes) -> Parts:
 def _boosted_parts(p: AttentionSizes) -> Parts:
     layer, rows = p.layer, p.B * p.T
     more = layer.rounds - 1
-    if more and layer.kv_from == "residual":
+    reads = {layer.query_from, layer.key_from, layer.value_from}
+    if more and "residual" in (layer.key_from, layer.value_from):
         p.check_no_context()
     n = {"feature": p.D, "head": layer.n_heads, "scalar": 1, "none": 0}[layer.gate]
     project, gate = p.query(), Cost()
-    if layer.kv_from == layer.query_from and p.context is None:
+    if len(reads) == 1 and p.context is None:
         project = p.query_keys_and_values()
+    elif layer.key_from != layer.value_from:
+        project += p.project(p.new, p.kv_dim) + p.project(p.new, p.kv_dim)
     elif layer.kv_from != "shared":
         project += p.keys_and_values()
-    read = "residual" in (layer.kv_from, layer.query_from)
-    residual = p.moved(3 * p.numel, p.numel * read)
+    residual = p.moved(3 * p.numel, p.numel * ("residual" in reads))
     residual += p.norms(own_keys=layer.kv_from != "shared")
     if layer.kv_from != "shared":
         residual += p.shift()

@@ -406,8 +406,9 @@ def patched(paths: tuple[str, ...], source: str = "other") -> Edit:
             )
             k, v = k0, v0
             if one.key is not None:
-                own = layer.kv_from == "residual"
-                k = one.key(r["keys"] if own else inputs.source)
+                keys = r["keys"] if layer.key_from == "residual" else inputs.source
+                own = layer.value_from == "residual"
+                k = one.key(keys)
                 v = one.value(r["values"] if own else inputs.source)
                 k, v = layer.shift_kv(inputs, k, v, one, str(m))
                 _, k = layer.normalize_heads(q, k, one)

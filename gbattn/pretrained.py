@@ -668,14 +668,16 @@ class BoostedAttention:
             (position_embeddings, attention_mask, past_key_values),
         )
         F, A = self.attend_heads(*self.project_inputs(x), 0, *call, **kwargs)
-        source = None if self.kv_from == "residual" else x
+        sources = {}
+        if self.kv_from == "input":
+            sources = dict(key_source=x, value_source=x)
         for m, correction in enumerate(self.corrections):
 
             def attention(q, k, v, extra=self.extra + m):
                 return self.attend_heads(q, k, v, extra, *call, **kwargs)
 
             target = x if F.shape == x.shape else x - self.project_output(F)
-            F = correction(target, F, attention, source).estimate
+            F = correction(target, F, attention, **sources).estimate
         return self.project_output(F), A
 
 
@@ -939,7 +941,8 @@ def _unboost_block(model: GbattnForCausalLM, number: int) -> None:
     block, config = model.model.blocks[number], model.config
     layer = block.attention
     layer.__class__ = MultiHeadAttention
-    del layer.corrections, layer.rounds, layer.gate, layer.kv_from, layer.query_from
+    del layer.corrections, layer.rounds, layer.gate, layer.kv_from
+    del layer.query_from, layer.key_from, layer.value_from
     _adopt(layer)
     own = dict(config.overrides[number], attention="multi_head")
     inner = own.get("attention_options", config.attention_options)

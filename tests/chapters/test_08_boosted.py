@@ -19,7 +19,8 @@ from gbattn.least_squares import hat_matrix, least_squares
 from gbattn.twicing import TwicingAttention
 
 F64 = torch.float64
-SOURCES, GATES = ("residual", "input", "shared"), ("feature", "head", "scalar", "none")
+SOURCES = ("residual", "input", "shared", "residual_keys", "residual_values")
+GATES = ("feature", "head", "scalar", "none")
 
 
 @pytest.fixture(autouse=True)
@@ -370,22 +371,22 @@ def test_a_gate_is_a_larger_one_with_equal_rows():
 def by_definition(layer, x):
     """The chapter's four lines, head by head, with plain softmaxes."""
 
-    def look(m, query, source):
+    def look(m, query, keys, values):
         names = layer if m == 0 else layer.corrections[m - 1]
         own = layer if layer.kv_from == "shared" else names
-        read = x if layer.kv_from == "shared" else source
         H, G, outputs = layer.n_heads, layer.n_kv_heads, []
         heads = lambda z, n: z.unflatten(-1, (n, -1)).unbind(-2)
-        q, k, v = heads(names.query(query), H), heads(own.key(read), G), heads(own.value(read), G)
+        q, k, v = heads(names.query(query), H), heads(own.key(keys), G), heads(own.value(values), G)
         for h in range(H):
             A = (q[h] @ k[h * G // H].mT / math.sqrt(layer.head_dim)).softmax(-1)
             outputs.append(A @ v[h * G // H])
         return torch.cat(outputs, -1)
 
-    F = look(0, x, x)
+    F = look(0, x, x, x)
     for m, correction in enumerate(layer.corrections, start=1):
         r = x - F
-        c = look(m, r, x if layer.kv_from == "input" else r)
+        keys, values = (r if layer.kv_from in ("residual", f"residual_{part}") else x for part in ("keys", "values"))
+        c = look(m, r, keys, values)
         if correction.gate is None:
             F = F + c
         else:
@@ -560,7 +561,7 @@ def test_shared_keys_need_one_cache_and_own_keys_one_each():
     for rounds in (1, 2, 4):
         size = {k: GradientBoostedAttention(8, 2, rounds=rounds, kv_from=k).make_cache(3, 5).nbytes for k in SOURCES}
         one = MultiHeadAttention(8, 2).make_cache(3, 5).nbytes
-        assert size == {"residual": rounds * one, "input": rounds * one, "shared": one}
+        assert size == {k: one if k == "shared" else rounds * one for k in SOURCES}
 
 
 # ---------------------------------------------------------------- parameters

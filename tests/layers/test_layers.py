@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 
+import gbattn.blocks  # noqa: F401 - registers every layer of the book
 from gbattn.attention import LinearAttention, MultiHeadAttention, TokenShift, causal_mask, make_attention, padding_mask
 
 D, H = 8, 4
@@ -45,6 +46,8 @@ KINDS |= SHIFTED
 KINDS |= {f"{kind} norm": KINDS[kind] | {"qk_norm": True} for kind in ("multi_head", "boosted 2 residual feature")}
 KINDS["boosted 3 shared norm"] = {"rounds": 3, "kv_from": "shared", "qk_norm": True}
 KINDS["boosted 2 residual of input"] = {"query_from": "input"}
+KINDS["boosted 2 residual keys"] = {"kv_from": "residual_keys"}
+KINDS["boosted 3 residual values"] = {"rounds": 3, "kv_from": "residual_values"}
 KINDS["boosted 3 input of input"] = {"rounds": 3, "kv_from": "input", "query_from": "input"}
 FEW = ["multi_head", "linear elu", "twicing 2", "boosted 2 residual feature", "boosted 2 shared head"]
 FEW += ["linear elu shift", "boosted 2 residual feature shift"]
