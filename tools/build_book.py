@@ -17,7 +17,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 PAGES = ["nbs", "_static", "_config.yml", "_toc.yml", "references.bib", "settings.ini"]
-CODE = ["gbattn", "results", "_ext", "constraints.txt"]
+CODE = ["gbattn", "nbs/support", "results", "_ext", "constraints.txt"]
 
 
 def files_under(name):

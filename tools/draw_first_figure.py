@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "_static" / "fit_the_residual.png"
 PIXELS = 1200  # wide
 
+sys.path.insert(0, str(ROOT / "nbs"))  # where a notebook finds `support`
+
 
 def cells():
     """The code cells of the first page, in order."""

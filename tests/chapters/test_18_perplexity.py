@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from gbattn import reports
 from gbattn.conventions import Record
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
 from gbattn.language_model import LanguageModel, ModelConfig
-from gbattn.reports import (
+from support import reports
+from support.reports import (
     BASELINES,
     BOOSTED,
     NOT_YET,
@@ -593,7 +593,7 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     report = Report(tmp_path, {"toy": TOY})
     of = settings_of(report, monkeypatch).of("standard")
     (once,) = planned_p(report).values()
-    monkeypatch.setattr(reports, "_AGAIN", "toy")
+    monkeypatch.setattr(reports, "AGAIN", "toy")
     assert once == report.p(*of) < 0.5 and planned_p(report) == {of: pytest.approx(2 * once)}
 
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 from nbdev_pages import split_cell, tags_of, test_flags
 
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
+RESULTS = "18_perplexity.ipynb"  # shows what the records say; what its tables are made with is in nbs/support
 CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 MOST_WORDS = 5000  # of a chapter
 SHORTER = {"16_comparison.ipynb": 4000, "17_experiments.ipynb": 4000, "18_perplexity.ipynb": 4500}
@@ -134,7 +135,7 @@ def chapters_export_a_module(root):
     return [
         f"nbs/{path.name} has no '#| default_exp' cell: every chapter writes one module of gbattn; name it there."
         for path in notebooks(root)
-        if re.match(r"\d\d_", path.name) and module_of(path) is None
+        if re.match(r"\d\d_", path.name) and path.name != RESULTS and module_of(path) is None
     ]
 
 

@@ -1,0 +1,1 @@
+"""What only pages need; not part of the library."""
