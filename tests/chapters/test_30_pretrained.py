@@ -148,10 +148,54 @@ def test_what_a_cache_cannot_hold_is_refused(gp):
 
     linear = gp.GbattnForCausalLM.from_language_model(book_model("linear"))
     assert not linear.config.use_cache
-    with pytest.raises(ValueError, match="past_key_values: got DynamicCache; want None"):
-        linear(IDS, past_key_values=DynamicCache())
+    for name in ("cache", "past_key_values"):
+        with pytest.raises(ValueError, match=f"{gp.CACHE_NAME}: got DynamicCache; want None"):
+            linear(IDS, **{name: DynamicCache()})
     with pytest.raises(ValueError, match="input_ids: got both or neither"):
         linear()
+
+
+def attention_call(gp):
+    """The boosted attention of a Llama, and a call of it."""
+    layer = shaken(gp.boost(family("llama"))).model.layers[0].self_attn
+    turn = torch.ones(1, 3, layer.head_dim), torch.zeros(1, 3, layer.head_dim)  # by no angle
+    return layer, dict(hidden_states=torch.randn(1, 3, 16), position_embeddings=turn)
+
+
+@torch.no_grad()
+def test_a_cache_is_taken_under_either_name_and_only_once(gp):
+    from transformers import DynamicCache
+
+    model = gp.GbattnForCausalLM.from_language_model(book_model("boosted"))
+    wanted = model(IDS).logits[:, 5:]
+    for body in (lambda **call: model(**call).logits, lambda **call: model.lm_head(model.model(**call)[0])):
+        for name in ("cache", "past_key_values"):
+            cache = DynamicCache()
+            body(input_ids=IDS[:, :5], **{name: cache})
+            assert torch.allclose(body(input_ids=IDS[:, 5:], **{name: cache}), wanted, atol=1e-5)
+        with pytest.raises(ValueError, match="two caches"):
+            body(input_ids=IDS, cache=DynamicCache(), past_key_values=DynamicCache())
+        with pytest.raises(ValueError, match=f"{gp.CACHE_NAME}: got tuple"):
+            body(input_ids=IDS, cache=(IDS, IDS))
+    layer, call = attention_call(gp)
+    outputs = []
+    for name in ("cache", "past_key_values"):
+        cache = DynamicCache()
+        outputs += [layer(**call, **{name: cache})[0] for _ in range(2)]
+        assert cache.get_seq_length() == 6
+    assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
+
+
+def test_a_keyword_that_nothing_reads_is_refused(gp):
+    model = gp.GbattnForCausalLM.from_language_model(book_model("boosted"))
+    for keyword in (dict(token_type_ids=IDS), dict(is_causal=False), dict(past_kv=())):
+        for body in (model, model.model):
+            with pytest.raises(ValueError, match=f"{[*keyword][0]}: got a keyword that nothing reads"):
+                body(IDS, **keyword)
+    assert torch.equal(model(IDS, token_type_ids=None).logits, model(IDS).logits)
+    layer, call = attention_call(gp)
+    with pytest.raises(ValueError, match="past_kv: got a keyword that nothing reads"):
+        layer(**call, past_kv=())
 
 
 @torch.no_grad()
@@ -197,7 +241,8 @@ def test_checkpointed_gradients_are_the_same_and_labels_are_shifted(gp):
     loss.backward()
     plain = {name: weight.grad.clone() for name, weight in copied.named_parameters()}
     copied.zero_grad()
-    copied.activation_checkpointing_enable()
+    enable = getattr(copied, "activation_checkpointing_enable", None)  # before 5.23 it has another name
+    (enable or copied.gradient_checkpointing_enable)()
     copied(IDS, labels=IDS, use_cache=False).loss.backward()
     assert all(torch.equal(plain[name], weight.grad) for name, weight in copied.named_parameters())
 
