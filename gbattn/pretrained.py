@@ -66,6 +66,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.llama import modeling_llama
@@ -611,9 +612,18 @@ class GbattnForCausalLM(GbattnPreTrainedModel, GenerationMixin):
         )
 
 
-AutoConfig.register("gbattn", GbattnConfig, exist_ok=True)
+def _register(kind: type) -> None:
+    """Make a class and its config known to all of transformers that asks for a causal
+    language model: to the Auto classes, and by its name to `Trainer`, which otherwise
+    smooths labels that are not shifted, to pipelines and to model cards."""
+    config = kind.config_class
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModelForCausalLM.register(config, kind, exist_ok=True)
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = kind.__name__
+
+
+_register(GbattnForCausalLM)
 AutoModel.register(GbattnConfig, GbattnModel, exist_ok=True)
-AutoModelForCausalLM.register(GbattnConfig, GbattnForCausalLM, exist_ok=True)
 
 # %% ../nbs/30_pretrained.ipynb #c00aa602
 #| code-fold: true
@@ -854,9 +864,7 @@ BOOSTED: dict[type, type] = {
     Qwen3ForCausalLM: BoostedQwen3ForCausalLM,
 }
 for _kind in BOOSTED.values():
-    _config = _kind.config_class
-    AutoConfig.register(_config.model_type, _config, exist_ok=True)
-    AutoModelForCausalLM.register(_config, _kind, exist_ok=True)
+    _register(_kind)
 
 # %% ../nbs/30_pretrained.ipynb #04cd324c
 #| code-fold: true

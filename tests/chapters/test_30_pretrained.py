@@ -509,6 +509,20 @@ def test_trainer_resumes_a_boosted_model_and_keeps_its_best(gp, tmp_path):
     assert again.evaluate()["eval_loss"] == pytest.approx(losses[0], abs=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", (*FAMILIES, "gbattn"))
+def test_trainer_smooths_labels_that_are_shifted(gp, name, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    book = gp.GbattnForCausalLM.from_language_model(book_model("standard"))
+    model = gp.boost(book if name == "gbattn" else family(name))
+    settings = dict(label_smoothing_factor=0.1, report_to=[], use_cpu=True)
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **settings))
+    logs = model(IDS).logits[:, :-1].log_softmax(-1)
+    wanted = -0.9 * logs.gather(-1, IDS[:, 1:, None]).mean() - 0.1 * logs.mean()
+    assert torch.allclose(trainer.compute_loss(model, dict(input_ids=IDS, labels=IDS)), wanted)
+
+
 def test_trainer_trains_the_corrections_alone(gp, tmp_path):
     from transformers import Trainer, TrainingArguments
 
