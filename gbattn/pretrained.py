@@ -770,6 +770,7 @@ def _insert_corrections(model: PreTrainedModel) -> None:
         sizes = D, heads * K, groups * K, gates[options["gate"]]
         like = dict(bias=bias, device=weight.device, dtype=weight.dtype)
         layer.__class__ = kind
+        vars(layer).pop("forward", None)  # the class's before
         layer.corrections = nn.ModuleList(
             HeadCorrection(*sizes, **like) for _ in range(1, rounds)
         )
@@ -892,14 +893,33 @@ def _check_boost(model, rounds, kv_from, layers, gate, freeze) -> list[int]:
     fits = fits and all(is_integer(i) and 0 <= i < n for i in layers)
     require(fits, "layers", layers, want)
     if isinstance(model, GbattnForCausalLM):
+        modules = [block.attention for block in model.model.blocks]
         for number in layers:
-            got, want = (
-                _kind_of(model.model.blocks[number].attention),
-                MultiHeadAttention,
-            )
+            got, want = _kind_of(modules[number]), MultiHeadAttention
             got = "" if got is want else f"{got.__name__} in layer {number}"
             require(got == "", "model", got, want.__name__)
+    else:
+        kind = BOOSTED[type(model)]
+        modules = kind.attention_modules(model)
+        want = kind.boosted_attention.__bases__[1]  # after BoostedAttention
+        for number in layers:
+            got = type(modules[number])
+            named = f"{got.__name__} in layer {number}"
+            require(got is want, "model", named, want.__name__)
+    _check_own_forward(modules[number] for number in layers)
     return sorted(map(int, layers))
+
+
+def _check_own_forward(layers: Iterable[nn.Module]) -> None:
+    """Check that no layer runs a forward that its instance holds, which a change of the
+    layer's class or of its weights would not reach."""
+    for module in (module for layer in layers for module in layer.modules()):
+        plain = type(module).forward.__get__(module)  # accelerate leaves it behind
+        own = vars(module).get("forward", plain)
+        got = f"a {type(module).__name__} that holds a forward of its own"
+        want = "none: remove hooks (accelerate.hooks.remove_hook_from_submodules) and "
+        want += "compiled methods first, and add them again afterwards"
+        require(own == plain, "model", got, want)
 
 
 def _kind_of(layer: nn.Module) -> type:
@@ -925,7 +945,8 @@ def boost(
         A ``GPT2LMHeadModel``, ``LlamaForCausalLM``, ``Qwen2ForCausalLM``,
         ``Qwen3ForCausalLM`` or `GbattnForCausalLM` with multi-head attention. It is
         changed in place, into a class of its own (the last of these keeps its
-        class).
+        class). Its attention must not hold methods of its own, as hooks of accelerate
+        (``device_map`` over several devices) and compiled methods are.
     rounds : int
         2 or more, the model's own included.
     kv_from, gate
@@ -1014,14 +1035,17 @@ def unboost(model: PreTrainedModel) -> PreTrainedModel:
     got, want = type(model).__name__, "a model that boost returned"
     require(blocks or isinstance(model, BoostedModel), "model", got, want)
     if blocks:
+        _check_own_forward(model.model.blocks[number].attention for number in blocks)
         for number in blocks:
             _unboost_block(model, number)
         model.model.count_cache_layers()
         return model
     modules = model.attention_modules()
-    for number in model.config.boosting["layers"]:
-        layer = modules[number]
+    layers = [modules[number] for number in model.config.boosting["layers"]]
+    _check_own_forward(layers)
+    for layer in layers:
         layer.__class__ = type(layer).__mro__[2]
+        vars(layer).pop("forward", None)
         del layer.corrections, layer.kv_from, layer.extra
     model.__class__ = type(model).__mro__[2]
     del model.config.boosting

@@ -457,6 +457,54 @@ def test_boost_takes_a_model_once_and_unboost_what_boost_returned(gp):
         gp.boost(odd)
 
 
+@pytest.mark.parametrize("part", ["attention", "projection", "compiled"])
+@pytest.mark.parametrize("name", ("gpt2", "llama", "gbattn"))
+def test_a_forward_that_an_instance_holds_is_refused_and_nothing_changes(gp, name, part):
+    """The class that boost and unboost change would not reach it."""
+    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_submodules
+
+    plain = family(name) if name != "gbattn" else gp.GbattnForCausalLM.from_language_model(book_model("standard"))
+    for change in (gp.boost, gp.unboost):
+        model = copy.deepcopy(plain) if change is gp.boost else shaken(gp.boost(copy.deepcopy(plain)))
+        with torch.no_grad():
+            logits, config = model(IDS).logits, model.config.to_dict()
+        suffix = {"gpt2": "h.1.attn", "llama": "layers.1.self_attn", "gbattn": "blocks.1.attention"}[name]
+        (layer,) = (module for path, module in model.named_modules() if path.endswith(suffix))
+        hooked = [*layer.children()][0] if part == "projection" else layer
+        if part == "compiled":
+            hooked.forward = torch.compile(hooked.forward, backend="eager")
+        else:
+            add_hook_to_module(hooked, ModelHook())
+        weights = {*model.state_dict()}
+        with pytest.raises(ValueError, match=f"model: got a {type(hooked).__name__} that holds a forward"):
+            change(model)
+        if part == "compiled":
+            del hooked.forward
+        else:
+            remove_hook_from_submodules(model)
+        with torch.no_grad():
+            assert torch.equal(model(IDS).logits, logits)
+        assert model.config.to_dict() == config and {*model.state_dict()} == weights
+        changed = change(model)
+        if change is gp.boost:
+            changed(IDS, labels=IDS).loss.backward()
+            moved = [w.grad is not None and w.grad.any() for n, w in changed.named_parameters() if "value.weight" in n]
+            assert moved and all(moved)
+        else:
+            assert changed(IDS).logits.isfinite().all() and {*changed.state_dict()} == {*plain.state_dict()}
+
+
+def test_attention_of_another_class_is_refused(gp):
+    class Other(type(family("llama").model.layers[0].self_attn)):
+        """Somebody's own."""
+
+    model = family("llama")
+    model.model.layers[1].self_attn.__class__ = Other
+    with pytest.raises(ValueError, match="model: got Other in layer 1; want LlamaAttention"):
+        gp.boost(model)
+    assert type(model).__name__ == "LlamaForCausalLM" and not any("corrections" in n for n in model.state_dict())
+
+
 @torch.no_grad()
 def test_a_boosted_model_shows_the_weights_of_its_own_round(gp):
     plain = family("llama")
