@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-# The oldest torch that is allowed is said once, in pyproject.toml.
-OLDEST_TORCH = $(shell sed -n 's/.*"torch>=\([^"]*\)".*/torch==\1/p' pyproject.toml)
+# The oldest releases that are allowed are said once, in pyproject.toml.
+OLDEST = $(shell sed -nE 's/.*"(torch|transformers)>=([^",]*).*/\1==\2/p' pyproject.toml)
 
 # uv needs a fraction of pip's time. Pip would compile all that it installs: what is imported is compiled then, once
 # and for all processes, unless the caller's environment forbids to keep it (which costs each seconds).
@@ -56,20 +56,21 @@ export: $(READY) ## write the library from the notebooks, and strip the notebook
 lint: $(READY) ## check the style of notebooks, tests and tools
 	$(BIN)/ruff check
 
-newest: ## run the notebooks and build the book with the newest releases, apart from .venv
+newest: ## run the notebooks and build the book with the newest releases that are allowed, apart from .venv
 	$(CHECK_PYTHON)
 	"$(PYTHON)" -m venv .newest/venv
 	.newest/venv/bin/python -m pip install --quiet --upgrade -e '.[dev]' torch numpy scikit-learn matplotlib
 	@.newest/venv/bin/python --version
-	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib)=='
+	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib|transformers)=='
+	.newest/venv/bin/python -m pytest -q tests/chapters/test_30_pretrained.py
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
-oldest: ## test the library with the oldest torch that is allowed, apart from .venv
+oldest: ## test the library with the oldest torch and transformers that are allowed, apart from .venv
 	$(CHECK_PYTHON)
 	"$(PYTHON)" -m venv .oldest/venv
-	grep -v '^torch==' constraints.txt >.oldest/constraints.txt
-	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' '$(OLDEST_TORCH)'
-	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/layers
+	grep -vE '^(torch|transformers)==' constraints.txt >.oldest/constraints.txt
+	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' $(OLDEST)
+	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers
 
 extras: $(READY) ## try the wheel in a fresh environment for each extra, with nothing else
 	$(BIN)/python tools/try_extras.py

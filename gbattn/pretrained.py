@@ -39,7 +39,7 @@ from gbattn.conventions import (
 )
 from .language_model import LanguageModel, ModelConfig
 
-check_packages("pretrained", "transformers")
+check_packages("pretrained", "transformers", releases=("5.18", "5.25"))
 
 # %% ../nbs/30_pretrained.ipynb #a11e2562
 from transformers import (

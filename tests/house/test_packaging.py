@@ -3,6 +3,7 @@
 import ast
 import configparser
 import email
+import importlib
 import json
 import os
 import re
@@ -259,12 +260,31 @@ def test_workflows_ask_for_no_more_than_reading_and_publishing():
         assert asked in ({}, {"publish": {"pages": "write", "id-token": "write"}}), file.name
 
 
-def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
+def bounds(name):
+    """The releases of a package that pyproject.toml allows, as (operator, version)."""
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    (need,) = (need for needs in lists for need in map(Requirement, needs) if need.name == name)
+    return {bound.operator: bound.version for bound in need.specifier}
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_the_oldest_release_that_is_tested_is_the_oldest_that_is_allowed(package):
     """The version is said in pyproject.toml, and nowhere else."""
-    (bound,) = (need.specifier for need in map(Requirement, PROJECT["dependencies"]) if need.name == "torch")
-    (oldest,) = re.findall(r"^>=([\d.]+)$", str(bound))
     printed = subprocess.run(["make", "-n", "oldest"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"'torch=={oldest}'" in printed
+    assert f"{package}=={bounds(package)['>=']}" in printed.split()
+
+
+def test_the_chapter_wants_the_releases_of_transformers_that_are_allowed(monkeypatch):
+    """No extra protects a reader whose machine comes with another release."""
+    pytest.importorskip("transformers")
+    allowed = bounds("transformers")
+    for other in ("4.57.1", "5.17.9", f"{allowed['<']}.0.dev0", f"{allowed['<']}.0", "6.0.0"):
+        monkeypatch.setattr("gbattn.conventions.version", lambda package: other)
+        monkeypatch.delitem(sys.modules, "gbattn.pretrained", raising=False)
+        want = f">={allowed['>=']},<{allowed['<']}: pip install"
+        with pytest.raises(ValueError, match=f"transformers: got {other}; want {want}"):
+            importlib.import_module("gbattn.pretrained")
+        assert "gbattn.pretrained" not in sys.modules
 
 
 def test_every_dependency_is_pinned():
