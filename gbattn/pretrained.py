@@ -164,12 +164,12 @@ CACHE_NAME = "cache" if "cache" in _names else "past_key_values"
 
 def _one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
     """Return the cache of a call, given under either name."""
-    given = [x for x in (cache, past_key_values) if x is not None]
-    require(len(given) < 2, CACHE_NAME, "two caches", "one, under one name")
-    for cache in given:
+    caches = [x for x in (cache, past_key_values) if x is not None]
+    require(len(caches) < 2, CACHE_NAME, "two caches", "one, under one name")
+    for cache in caches:
         got, want = type(cache).__name__, "a transformers.Cache"
         require(isinstance(cache, Cache), CACHE_NAME, got, want)
-    return given[0] if given else None
+    return caches[0] if caches else None
 
 
 def _check_keywords(keywords: dict, *known: str) -> None:
