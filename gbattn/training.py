@@ -1347,8 +1347,10 @@ def _display(run: _Run, progress: bool, tensorboard: bool) -> Iterator[Callable]
         if progress and main:
             from tqdm import tqdm
 
-            options = dict(initial=run.step, unit="step", desc="training")
-            bar = stack.enter_context(tqdm(total=run.steps, **options))
+            # In 80 columns there is room for a bar only without what tqdm adds.
+            form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
+            options = dict(initial=run.step, total=run.steps, bar_format=form)
+            bar = stack.enter_context(tqdm(**options))
         if tensorboard and main:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -1358,7 +1360,7 @@ def _display(run: _Run, progress: bool, tensorboard: bool) -> Iterator[Callable]
         def show(scalars: dict[str, float], **of_bar: str) -> None:
             texts.update(of_bar)
             if progress and main:
-                bar.set_postfix(texts, refresh=False)
+                bar.set_postfix_str(", ".join(texts.values()), refresh=False)
                 bar.update(run.step - bar.n)
             for name, x in scalars.items() if tensorboard and main else ():
                 writer.add_scalar(name, x, run.step)
@@ -1374,7 +1376,7 @@ def _show_point(show: Callable, history: History) -> None:
     scalars = {"loss/training": loss, "tokens per second": speed}
     scalars |= {"gradient norm": history.gradient_norm[-1]}
     scalars |= {"learning rate": history.learning_rate[-1]}
-    show(scalars, **{"loss": f"{loss:.3f}", "tokens/s": f"{speed:,.0f}"})
+    show(scalars, loss=f"loss {loss:.3f}", speed=f"{speed:,.0f} tokens/s")
 
 # %% ../nbs/15_training.ipynb #f68ad33a
 #| code-fold: true
@@ -1608,7 +1610,7 @@ def _go(run: _Run, progress: bool, tensorboard: bool) -> None:
                     if evaluation:
                         _validate(run)
                         loss = run.history.validation_loss[-1]
-                        show({"loss/validation": loss}, valid=f"{loss:.3f}")
+                        show({"loss/validation": loss}, valid=f"valid {loss:.3f}")
                     run.history.finished = run.step == run.steps
                     if run.folder:
                         _save(run)

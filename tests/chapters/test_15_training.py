@@ -12,12 +12,14 @@ import stat
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import tqdm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -1475,10 +1477,27 @@ def test_the_progress_bar(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     last = shown.err.replace("\r", "\n").strip().splitlines()[-1]
-    for part in ("training", "100%", "20/20", "loss=", "tokens/s=", "valid="):
+    for part in ("100%", "20/20", "loss ", "tokens/s", "valid "):
         assert part in last
     train(Toy(), CORPUS, config(), progress=False)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_bar_and_all_numbers(capsys, monkeypatch):
+    """Those of a long run, too."""
+    bar = partial(tqdm.tqdm, ncols=80, mininterval=0)
+    monkeypatch.setattr("tqdm.tqdm", bar)
+    run = SimpleNamespace(step=123_000, steps=400_000, accelerator=SimpleNamespace(is_main_process=True))
+    with training._display(run, progress=True, tensorboard=False) as show:
+        run.step += 10_000
+        show({}, valid="valid 4.321")
+        training._show_point(show, History([run.step], [4.123], [1.0], [1e-3], [12_345], [1.0]))
+    for line in capsys.readouterr().err.replace("\r", "\n").splitlines():
+        assert len(line) <= 80
+        shown = line
+    filled, bar, numbers = shown.split("|")
+    assert len(bar) >= 5 and all(part in numbers for part in ("133000/400000", "loss 4.123", "12,345 tokens/s"))
+    assert "valid 4.321" in numbers
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's own reader
