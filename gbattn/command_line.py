@@ -6,7 +6,9 @@
 __all__ = ['Option', 'options', 'main']
 
 # %% ../nbs/Z_command_line.ipynb #b82d43e2
+import ast
 import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -14,10 +16,11 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, field, fields, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -91,9 +94,23 @@ def _config(name: str) -> type:
     return getattr(importlib.import_module(_CONFIGS[name][0]), name)
 
 
+def _declared(name: str) -> type:
+    """A dataclass with the fields and the docstring of a config, from its source:
+    importing it would load torch."""
+    path = importlib.util.find_spec(_CONFIGS[name][0]).origin
+    tree = ast.parse(Path(path).read_text("utf-8"))
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    found = next(node for node in classes if node.name == name)
+    # Without what it does.
+    found.body = [x for x in found.body if isinstance(x, ast.Expr | ast.AnnAssign)]
+    scope = {"dataclass": dataclass, "field": field}
+    exec(compile(ast.Module([found], []), path, "exec"), scope)
+    return scope[name]
+
+
 def _fields_of(name: str) -> list[Option]:
     """The fields of a dataclass, with the defaults that they have here."""
-    config = _config(name)
+    config = _declared(name)
     help_of = _help_of(config.__doc__) | _PLAINER
     found = []
     for entry in fields(config):
@@ -117,10 +134,10 @@ def options(command: str) -> list[Option]:
     -----
     Source: the appendix on the command line.
     """
-    from gbattn.conventions import require  # which loads torch
+    if not (isinstance(command, str) and command in COMMANDS):
+        from gbattn.conventions import require  # which loads torch
 
-    known = isinstance(command, str) and command in COMMANDS
-    require(known, "command", repr(command), f"one of {', '.join(COMMANDS)}")
+        require(False, "command", repr(command), f"one of {', '.join(COMMANDS)}")
     function, _, instead = COMMANDS[command]
     help_of, found = _help_of(function.__doc__), []
     for name, p in inspect.signature(function).parameters.items():
@@ -212,9 +229,9 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
 
     (function, _, instead), groups = COMMANDS[command], {}
     for option in [*options(command), _IMPORTS, _JSON]:
-        metavar = option.typed if option.word else None
-        marks = [arg(help=option.help, metavar=metavar)]
-        marks += [Positional] * option.word
+        marks = [arg(help=option.help, metavar=_metavar(option))]
+        # A word that is typed as an option is one.
+        marks += [Positional] * (option.word and not _is_typed(option.name, words))
         marks += [FlagCreatePairsOff] * (option is _JSON)
         kind = Annotated[(_spelled(option.type), *marks)]
         default = field(default_factory=lambda value=option.default: value)
@@ -228,7 +245,10 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
         entries.append((owner, OmitArgPrefixes[group], default))
     stand_in = make_dataclass(command, entries, kw_only=True)
     about = inspect.getdoc(function).partition("\nParameters\n")[0]
-    how = dict(prog=f"gbattn {command}", description=about.replace("`", "").strip())
+    # tyro joins the lines that are not indented, and doubles the empty ones.
+    parts = about.replace("`", "").split("\n\n")
+    about = (f"  {line}" for part in parts for line in textwrap.wrap(part, 77))
+    how = dict(prog=f"gbattn {command}", description="\n".join(about))
     chosen = vars(tyro.cli(stand_in, args=list(words), **how))
     _import(chosen.pop("imports"))
     for name, p in inspect.signature(function).parameters.items():
@@ -243,6 +263,14 @@ def _parsed(command: str, words: Sequence[str]) -> dict:
 def _is_typed(name: str, words: Sequence[str]) -> bool:
     """Whether an option is among the words, whatever its value."""
     return _dashed(name) in (word.split("=")[0].replace("_", "-") for word in words)
+
+
+def _metavar(option: Option) -> str | None:
+    """How the help shows the value of a word; brackets say that it may be left out."""
+    if not option.word:
+        return None
+    shown = option.typed + " ..." * isinstance(option.default, tuple)
+    return shown if option.default is MISSING else f"[{shown}]"
 
 
 def _configured(name: str, values: dict, words: Sequence[str]):
@@ -281,11 +309,15 @@ def _carried(chosen: dict, words: Sequence[str]) -> dict:
     return recipe
 
 
-def _as_typed(command: str, error: ValueError) -> ValueError:
+def _as_typed(command: str, words: Sequence[str], error: ValueError) -> ValueError:
     """The same error with options as they are typed; a usage error if it is about
     options only."""
     argument, got, rest = str(error).partition(": got ")
-    typed = {option.name: option.typed for option in options(command)}
+    typed = {
+        option.name: option.typed if not _is_typed(option.name, words)
+        else _dashed(option.name)
+        for option in options(command)
+    }  # fmt: skip
     typed |= {name: typed[own] for name, own in COMMANDS[command].instead.items()}
     names = argument.split(", ")
     if not all(name in typed for name in names):
@@ -300,8 +332,9 @@ Attention as regression, boosting inside a layer.
 
 {}
 
-gbattn COMMAND --help lists the options of a command. All take --json, and
---imports MODULE for attention layers of your own.
+gbattn COMMAND --help lists the options of a command. A word may be typed as
+an option, too: generate "A list" or generate --prompt "A list". All take
+--json, and --imports MODULE for attention layers of your own.
 Exit codes: 0 done, 1 failed, 2 a word or an option is at fault (which and
 why is on standard error), 130 stopped by Ctrl-C, 143 by SIGTERM. gbattn
 --version says which version this is."""
@@ -314,7 +347,7 @@ def _result(command: str, words: Sequence[str]) -> str:
         as_json = chosen.pop("json")
         result = COMMANDS[command].function(**chosen)
     except ValueError as error:
-        raise _as_typed(command, error) from None
+        raise _as_typed(command, words, error) from None
     return json.dumps(_plain(result)) if as_json else COMMANDS[command].say(result)
 
 

@@ -8,16 +8,20 @@ __all__ = ['MODEL', 'TRAINING', 'COMMANDS', 'carried_recipe', 'tokenize_corpus',
 
 # %% ../nbs/X_commands.ipynb #4f86a1d2
 import importlib.util
+import itertools
+import json
 import math
 import os
 import re
 import shlex
 import sys
-import time
+import textwrap
+import tomllib
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -45,9 +49,10 @@ TRAINING = dict(
 # %% ../nbs/X_commands.ipynb #03d0ea85
 #| code-fold: true
 def _require(condition: bool, argument: str, got: object, want: str) -> None:
-    from gbattn.conventions import require  # which loads torch
+    if not condition:
+        from gbattn.conventions import require  # which loads torch
 
-    require(condition, argument, got, want)
+        require(False, argument, got, want)
 
 
 def _check(**arguments: object) -> None:
@@ -300,6 +305,7 @@ def _writer(text, config, prompt: str, count: int | None, temperature) -> Callab
 
 def train_model(
     corpus: str = "python-docs",
+    prompt: str = "Return a",
     *,
     folder: Path = Path("gbattn-model"),
     model: "ModelConfig",
@@ -307,7 +313,6 @@ def train_model(
     tokenizer: str = "byte-level",
     max_train_tokens: int | None = None,
     cache: Path | None = None,
-    prompt: str = "Return a",
     temperature: float = 0.6,
     sample_tokens: int | None = None,
     tensorboard: bool = False,
@@ -326,6 +331,8 @@ def train_model(
         python-docs, which needs no download; wikitext-103, wikitext-2 or
         openwebtext; a folder with train.txt, valid.txt and test.txt; or a folder
         that gbattn tokenize wrote, whose recipe applies.
+    prompt : str
+        What the trained model continues at the end, if tokenizers is installed.
     folder : Path
         Where model, tokenizer and checkpoints go. One that holds anything else is
         refused.
@@ -340,8 +347,6 @@ def train_model(
     cache : Path, optional
         Where tokenized texts are kept; GBATTN_CACHE by default, else
         ~/.cache/gbattn.
-    prompt : str
-        What the trained model continues at the end, if tokenizers is installed.
     temperature : float
         Of that sample: 0 always takes the most probable token.
     sample_tokens : int, optional
@@ -356,7 +361,6 @@ def train_model(
     from gbattn.language_model import LanguageModel, parameter_count
     from gbattn.training import RunFolder, check_precision, window_length
 
-    started = time.perf_counter()
     run = RunFolder(folder)
     _check(tensorboard=tensorboard, capture=capture)
     _check(model=model, training=training)
@@ -407,7 +411,7 @@ def train_model(
         "validation": _losses(text, "valid", loss),
         "bigram": _losses(text, "valid", bigram),
         "sample": write(learner),
-        "seconds": round(time.perf_counter() - started, 1),
+        "seconds": round(history.seconds[-1], 1),
     }
 
 
@@ -434,7 +438,7 @@ def _say_trained(result: dict) -> str:
     lines = (
         f"validation: {_say_losses(result['validation'])}\n"
         f"a bigram model: {_say_losses(result['bigram'])}\n"
-        f"saved in {result['folder']} after {_many(result['steps'], 'step')} and "
+        f"saved in {result['folder']} after {_many(result['steps'], 'step')}, which took "
         f"{_many(round(result['seconds']), 'second')} ({more} writes more)"
     )
     return f"{lines}\n\n{_shown(result['sample'])}" if result["sample"] else lines
@@ -540,7 +544,7 @@ def generate_text(
     repetition_penalty: float = 1.0,
     stop: tuple[str, ...] = (),
     samples: int = 1,
-    seed: int = 0,
+    seed: int = 1,
     stream: bool = False,
     device: str | None = None,
 ) -> dict:
@@ -569,7 +573,8 @@ def generate_text(
     samples : int
         How many continuations, each with random numbers of its own.
     seed : int
-        Of the draws; the same seed gives the same text.
+        Of the draws; the same seed gives the same text. The sample that gbattn train
+        wrote has seed 0.
     stream : bool
         Show the text on standard error, too, while it is written; one sample only.
     device : str, optional
@@ -604,16 +609,64 @@ def _say_generated(result: dict) -> str:
 # %% ../nbs/X_commands.ipynb #aad7a63b
 #| code-fold: true
 def _folder_of_records(results: Path | None) -> Path:
-    """Where records are: as asked, else where the book has them, else here."""
-    from gbattn.conventions import check_folder, results_folder
+    """Where records are: as asked, else where the book has them, as `results_folder`
+    says, else here."""
+    if results is None:
+        here = Path.cwd()
+        found = (place / "results" for place in (here, *here.parents))
+        book = (place for place in found if (place / "reported.json").is_file())
+        results = os.environ.get("GBATTN_RESULTS", next(book, "results"))
+    plain = isinstance(results, str | Path) and results != ""
+    places = (Path(results), *Path(results).parents) if plain else ()
+    if not next((place.is_dir() for place in places if place.exists()), False):
+        from gbattn.conventions import check_folder  # which loads torch
 
-    try:
-        results = results_folder() if results is None else results
-    except ValueError:
-        results = "results"
-    _check(results=results)
-    check_folder("results", Path(results))
+        _check(results=results)
+        check_folder("results", Path(results))
     return Path(results)
+
+
+_CATALOGUE = Path(sys.modules["gbattn"].__file__).parent / "catalogue"
+
+
+def _read_toml(name: str) -> dict:
+    return tomllib.loads((_CATALOGUE / f"{name}.toml").read_text("utf-8"))
+
+
+def _plan(name: str) -> dict:
+    """Question, arms, seeds and grid of an experiment of the book, from its file."""
+    found = _read_toml(name)
+    base = _plan(found["extends"]) if "extends" in found else {}
+    inherited = {key: base[key] for key in ("arms", "seeds") if key in base}
+    return {"grid": {}} | inherited | found
+
+
+def _listed(name: str, folder: Path | None) -> dict:
+    """How many runs of an experiment of the book have a record in its folder, by what
+    the records say of arm, seed and grid, with the keys of `Status`."""
+    plan, seconds = _plan(name), {}
+    planned = plan["arms"], plan["seeds"], *plan["grid"].values()
+    planned = set(itertools.product(*planned))
+    found = dict(name=name, question=plan["question"], runs=len(planned), done=None)
+    found |= dict(hours_left=None, left=None, why=None)
+    for path in sorted(folder.glob("*.json")) if folder else ():
+        try:
+            record = json.loads(path.read_bytes())
+            settings, measured = record["settings"], record["measured"]
+            of_grid = settings["model"] | settings["train"]
+            varied = (of_grid[key] for key in plan["grid"])
+            one = settings["arm"], settings["seed"], *varied
+            took = measured.get("seconds")
+            seconds[one] = None if took is None else float(took)
+        except (LookupError, OSError, RecursionError, TypeError, ValueError, AttributeError):
+            want = "a whole one: delete it, and run it again"
+            return found | {"why": f"{path}: got a damaged record; want {want}"}
+    done = planned & seconds.keys()
+    times = [seconds[one] for one in done if seconds[one] is not None]
+    if done == planned or times:
+        hours = fmean(times or [0]) * len(planned - done) / 3600
+        found |= dict(hours_left=round(hours, 3), left="about")
+    return found | {"done": len(done)}
 
 
 def run_experiment(
@@ -632,7 +685,8 @@ def run_experiment(
     Each finished run is one record. What is finished is never run again, and an
     unfinished run resumes from its last checkpoint. Most experiments take their
     learning rates from a sweep, which has to be run first. Without a name: all
-    experiments, and their progress.
+    experiments, how many of their runs have a record, and how long the others take
+    where some have.
 
     Parameters
     ----------
@@ -656,9 +710,19 @@ def run_experiment(
     capture : bool
         On a GPU: replay an update as one CUDA graph, for small models.
     """
+    _check_one_process("run", "--workers starts more")
+    folder = _folder_of_records(results)
+    others = workers, shard, cluster, corpora, work, capture
+    if name is None and repr(others) == "(1, (1, 1), None, None, None, False)":
+        # Without torch, which takes longer to load than the list to make.
+        places = (*folder.glob("*/*/"), *folder.glob("*/"))
+        places = {place.name: place for place in places}
+        names = _read_toml("_index")["experiments"]
+        found = [_listed(one, places.get(one)) for one in names]
+        return {"folder": str(folder), "experiments": found}
+
     from gbattn.conventions import experiment_folder
     from gbattn.experiments import (
-        EXPERIMENTS,
         check_writable,
         find_experiment,
         run,
@@ -666,11 +730,8 @@ def run_experiment(
     )
 
     _check(workers=workers, shard=shard, capture=capture)
-    _check_one_process("run", "--workers starts more")
-    folder = _folder_of_records(results)
-    if name is None:
-        found = [status_of(one, folder)._asdict() for one in EXPERIMENTS.values()]
-        return {"folder": str(folder), "experiments": found}
+    want = "an experiment: without one, there is no option but --results"
+    _require(name is not None, "name", name, want)
     with _renamed(experiment="name"):
         experiment = find_experiment(name)
     before, (k, n) = status_of(experiment, folder), shard
@@ -696,16 +757,22 @@ def run_experiment(
     return {"folder": str(folder), "experiments": found}
 
 
+def _duration(hours: float) -> str:
+    if hours < 1:
+        return _many(round(60 * hours), "minute")
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:,.0f} days"
+
+
 def _say_status(one: dict) -> str:
     done, hours = one["done"], one["hours_left"] or 0
-    line = f"{one['name']:18}{'?' if done is None else done:>4} of {one['runs']:3} runs"
+    line = f"{one['name']:22}{'?' if done is None else done:>4} of {one['runs']:3} runs"
     if done is None:
         line += f": {one['why']}"
     elif hours >= 1 / 60:
-        minutes = _many(round(60 * hours), "minute")
-        time = f"{hours:.1f} hours" if hours >= 1 else minutes
-        line += f", {one['left']} {time} to go"
-    return f"{line}\n{'':18}{one['question']}"
+        line += f", {one['left']} {_duration(hours)} to go"
+    how = dict(width=79, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(line, subsequent_indent="    ", **how)
+    return "\n".join([*lines, textwrap.indent(textwrap.fill(one["question"], 75), "    ")])
 
 
 def _say_run(result: dict) -> str:
@@ -779,11 +846,14 @@ def _say_compared(result: dict) -> str:
 
     rows, reference = result["rows"], result["reference"]
     lost = any(row["pairs"] != row["n"] for row in rows if row["arm"] != reference)
+    least = min(row["training_flops"] or math.inf for row in rows)
+    units = ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)
+    unit, size = next((one for one in units if least >= one[1]), ("", 1.0))
     table = [["", "runs", result["metric"], "sd", "difference"]]
-    table[0] += ["pairs"] * lost + ["interval", "parameters", "TFLOPs"]
+    table[0] += ["pairs"] * lost + ["interval", "parameters", f"{unit}FLOPs"]
     for row in rows:
         arm, low, high = row["arm"], row["low"], row["high"]
-        flops = (row["training_flops"] or math.nan) / 1e12
+        flops = (row["training_flops"] or math.nan) / size
         cells = [row["label"] + f" ({arm})" * (arm != row["label"]), str(row["n"])]
         cells += [number(row["mean"], ".4f"), number(row["sd"], ".4f")]
         cells += [number(row["difference"], "+.4f")]
@@ -837,7 +907,7 @@ def _run_of_the_queue(name: str, results: Path, corpora, work) -> tuple:
 
 
 def diagnose_model(
-    run: str,
+    run: str = "gbattn-model",
     *,
     split: str = "test",
     tokens: int = 200_000,
@@ -941,7 +1011,7 @@ def diagnose_model(
 def _say_diagnosed(result: dict) -> str:
     from gbattn.diagnostics import say_halves
 
-    table = [["layer", "cosine with −u", "change of the loss"]]
+    table = [["layer", "cosine", "change of the loss"]]
     for i, (cosine, change) in enumerate(zip(result["cosine"], result["change"])):
         table.append([str(i), f"{cosine:+.3f}", f"{change:+.4f}"])
     lines = [
@@ -949,6 +1019,8 @@ def _say_diagnosed(result: dict) -> str:
         f"{result['gain']:+.3f}; they help {result['helped']:.0%} of the tokens."
         + say_halves(result),
         *_aligned(table),
+        "cosine: of the correction with the direction in which the loss falls fastest",
+        "change: what the correction of this layer does to the loss, in nats a token",
         f"more in {result['report']} and {result['json']}",
     ]
     return "\n".join(lines)

@@ -1126,6 +1126,8 @@ def report_page(result: dict, title: str) -> str:
              "induction 1"],
             [_layer_row(i, layer) for i, layer in enumerate(result["layers"])],
         ),
+        "<p>u is the gradient of the loss by the estimate that is corrected, so the loss "
+        "falls fastest along −u; change is that of the loss by the correction, in nats.</p>",
     ]  # fmt: skip
     if "paths" in whole:
         parts += [

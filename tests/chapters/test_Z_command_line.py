@@ -23,6 +23,7 @@ from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import main, options
 from gbattn.commands import COMMANDS, MODEL, TRAINING
 from gbattn.comparison import compare
+from gbattn.conventions import results_folder
 from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
@@ -136,6 +137,47 @@ def test_the_version(call):
     import gbattn
 
     assert call("--version") == (0, f"gbattn {gbattn.__version__}\n", "")
+
+
+HEAVY = {"torch", "numpy", "matplotlib", "accelerate", "tokenizers"}
+
+
+@pytest.mark.parametrize("words", [*([name, "--help"] for name in COMMANDS), ["run"], ["run", "--results", "new"]])
+def test_help_and_the_list_of_experiments_load_no_torch_and_fit_a_terminal(words, tmp_path):
+    """In a checkout of the book, and elsewhere."""
+    program = (
+        "import sys; from gbattn.command_line import main; main(); print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    place = dict(cwd=tmp_path if "new" in words else Path(__file__).parent, env=os.environ | {"COLUMNS": "80"})
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True, **place)
+    assert not set(done.stderr.split()) & HEAVY and list(tmp_path.iterdir()) == []
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("records: ")) <= 80
+    if words[0] == "run" and len(words) != 2:
+        assert re.search(r"^mini +(0|30) of +30 runs$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_may_be_left_out_stands_in_brackets(call, command):
+    usage = call(command, "--help")[1].splitlines()[0]
+    for option in options(command):
+        if option.word:
+            may_be_left_out = option.default is not command_line.MISSING
+            assert (f"[{option.typed}" in usage) == may_be_left_out and option.typed in usage
+    assert command == "compare" or call(command, "--help")[1].find("(required)") == -1
+
+
+def test_a_word_may_be_typed_as_an_option(text, trained, tmp_path, call, result):
+    words = ["--folder", trained, "--max-new-tokens", 4]
+    said = result("generate", "the dog", *words)["texts"]
+    assert said == result("generate", "--prompt", "the dog", *words)["texts"]
+    assert said == result("generate", "--prompt=the dog", *words)["texts"]
+    assert call("generate", "a cat", "--prompt", "the dog", *words)[0] == 2  # one of them would be dropped
+    small = [*SMALL, "--steps", 2, "--sample-tokens", 5]
+    as_words = result("train", text, "the dog", "--folder", tmp_path / "words", *small)
+    as_options = result("train", "--corpus", text, "--prompt", "the dog", "--folder", tmp_path / "options", *small)
+    assert as_words["sample"] == as_options["sample"] and as_words["sample"].startswith("the dog")
+    refused(call("generate", "--prompt", "", *words), 2, "--prompt: got ''")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -310,6 +352,8 @@ def test_a_session(text, tmp_path, call, result):
     assert greedy[0] == greedy[1]
     code, out, err = call("generate", *words)
     assert code == 0 and out.startswith("the dog") and err == ""
+    same = ["generate", "cat", "--folder", folder, "--max-new-tokens", 5, "--device", "cpu"]
+    assert result(*same, "--seed", 0)["texts"] == [found["sample"]] != result(*same)["texts"]
     code, streamed, err = call("generate", *words, "--stream")
     assert code == 0 and streamed == err == out
     said = result("generate", *words)["texts"][0].removeprefix("the dog")
@@ -443,7 +487,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_done_again(text, tmp_path
     code, out, err = call(*words, "--json")
     again = json.loads(out)
     assert code == 0 and f"{tmp_path} holds the run up to step 20: finished" in err
-    assert again | {"seconds": 0} == once | {"seconds": 0}
+    assert again == once
     assert (tmp_path / "model.safetensors").read_bytes() == before
     refused(call(*words, "--seed", 3), 2, "--folder: got training.seed = 3; want")
     history = json.loads((tmp_path / "history.json").read_text())
@@ -975,6 +1019,7 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     again, once = json.loads(out), result("train", text, "--folder", whole, *length)
     assert again["validation"] == once["validation"] and again["sample"] == once["sample"]
     curves = [json.loads((folder / "history.json").read_text()) for folder in (stopped, whole)]
+    assert again["seconds"] == round(curves[0]["seconds"][-1], 1)  # of both parts
     assert [curve.pop("seconds") and curve for curve in curves] == [curves[0]] * 2 and len(curves[0]["loss"]) == 30
     weights = [LanguageModel.from_pretrained(folder).state_dict() for folder in (stopped, whole)]
     assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
@@ -1256,10 +1301,6 @@ def test_a_layer_of_ones_own(text, tmp_path):
 
 def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
-    listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}
-    assert set(listed) == set(EXPERIMENTS)
-    assert (listed["tiny"]["done"], listed["tiny"]["runs"]) == (0, 4)
-
     half = result("run", "tiny", *place, "--shard", "1/2")["experiments"][0]
     refused(call("compare", "tiny", *place[:2], "--confidence", "2"), 2, "--confidence: got 2.0; want a number between")
     assert (half["done"], half["left"]) == (2, "about") and half["hours_left"] >= 0
@@ -1273,7 +1314,7 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert rows == [row._asdict() for row in compare(records)]
     code, out, err = call("compare", "tiny", *place[:2], "--metric", "test_perplexity")
     assert code == 0 and "test_perplexity" in out and "paired by seed" in out
-    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+ +\d+\.\d$", out, re.M)
+    assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+ +[1-9][\d,]*\.\d$", out, re.M)
     assert "diverged" not in out
     refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
     monkeypatch.setattr(experiments, "_product_rate", lambda: pytest.fail("a speed that nobody asked for"))
@@ -1283,9 +1324,14 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert code == 0 and "part 3/8 of tiny is empty: there is nothing to run here" in err
 
 
-def test_diagnose_a_folder(trained, tmp_path, call, result):
+def test_diagnose_a_folder(trained, tmp_path, call, result, monkeypatch):
     page = tmp_path / "new" / "page.html"
-    words = ["diagnose", trained, "--report", page, "--batch-size", 4, "--sample", 128]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gbattn-model").mkdir()
+    copy_files(trained, tmp_path / "gbattn-model")
+    words = ["diagnose", "--report", page, "--batch-size", 4, "--sample", 128]
+    assert result(*words)["run"] == "gbattn-model"
+    words.insert(1, trained)
     found = result(*words)
     record = json.loads(page.with_suffix(".json").read_text())
     assert record["settings"]["split"] == "test" and not record["settings"]["untrained"]
@@ -1294,6 +1340,7 @@ def test_diagnose_a_folder(trained, tmp_path, call, result):
     assert text.count("<svg") == 3 and str(trained) in text
     assert ("stands for a correction" in text) == bool(found["halves"])
     assert not re.search(r"""(?:src|href)=["']?http""", text)  # nothing outside of it
+    assert "gradient of the loss" in text
     code, out, err = call(*words, "--untrained", "--split", "valid", "--tokens", 400)
     assert code == 0 and re.search(r"^0 +[+-]0\.\d{3} +[+-]\d\.\d{4}$", out, re.M) and "as it is" in err
     record = json.loads(page.with_suffix(".json").read_text())
@@ -1378,18 +1425,54 @@ def test_what_diverged_is_counted(experiment, tmp_path, call, result):
     assert rows["twicing"]["mean"] is None and rows["twicing"]["diverged"] == 2
 
 
+RECORDS = Path(__file__).parents[2] / "results" / "18_perplexity"
+
+
+def test_the_list_of_experiments_counts_as_the_queue_does(tmp_path, result):
+    """Sweeps, what is tuned by them, other grids; unfinished, half finished, finished; here and in the book."""
+    names = ["mini-sweep", "mini", "mini-high", "paper-wikipedia", "quick", "blocks-postln"]
+    for name in names:
+        if (RECORDS / name).is_dir():
+            shutil.copytree(RECORDS / name, tmp_path / name)
+    for path in sorted((tmp_path / "mini-sweep").glob("*.json"))[::3]:
+        path.unlink()
+    listed = result("run", "--results", tmp_path)["experiments"]
+    assert [one["name"] for one in listed] == list(EXPERIMENTS)
+    listed = {one["name"]: one for one in listed}
+    for name in set(names) - {"mini"}:  # which cannot be run before its sweep is finished again
+        wanted = experiments.status_of(name, tmp_path)
+        assert (listed[name]["done"], listed[name]["runs"]) == (wanted.done, wanted.runs), name
+        if wanted.left == "about":
+            assert listed[name] == wanted._asdict()
+    assert listed["mini-sweep"]["hours_left"] > 0 and listed["mini"]["done"] == 30
+    assert result("run", "--results", RECORDS.parent)["experiments"] != [*listed.values()]
+
+
+def test_the_list_of_experiments_goes_on_past_a_damaged_record(tmp_path, call, result):
+    shutil.copytree(RECORDS / "mini-sweep", tmp_path / "mini-sweep")
+    shutil.copytree(RECORDS / "mini-warm", tmp_path / "mini-warm")
+    first = min((tmp_path / "mini-sweep").glob("*.json"))
+    for damaged in ('{"experiment": "mini", "settings": {}, "measured": {}}', "[1]", "\0", ""):
+        first.write_text(damaged)
+        listed = {one["name"]: one for one in result("run", "--results", tmp_path)["experiments"]}
+        assert listed["mini-sweep"]["done"] is None and str(first) in listed["mini-sweep"]["why"]
+        assert listed["mini-warm"]["done"] == 15
+    code, out, err = call("run", "--results", tmp_path)
+    assert code == 0 and str(first) in out and re.search(r"^mini-sweep +\? of +30 runs", out, re.M)
+
+
+@pytest.mark.parametrize("words", [["--workers", 2], ["--shard", "1/2"], ["--corpora", "."], ["--capture"]])
+def test_the_list_of_experiments_drops_no_option(call, tmp_path, words):
+    refused(call("run", "--results", tmp_path, *words), 2, "NAME: got None")
+
+
 def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result):
-    """The list of experiments goes on, and a queue does what else it can."""
+    """A queue does what else it can."""
     place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
     result("run", "tiny", *place)
     first, second, *_ = sorted((tmp_path / "results" / "tiny").glob("*.json"))
     first.write_text('{"experiment": "tiny", "settings": {}, "measured": {}}')
     second.unlink()
-    listed = {one["name"]: one for one in result("run", *place[:2])["experiments"]}
-    assert set(listed) == set(EXPERIMENTS) and listed["quick"]["done"] == 0
-    assert listed["tiny"]["done"] is None and "got a damaged record" in listed["tiny"]["why"]
-    code, out, err = call("run", *place[:2])
-    assert code == 0 and re.search(rf"^tiny +\? of +4 runs: {re.escape(str(first))}: got a damaged record", out, re.M)
     refused(call("run", "tiny", *place), 1, f"gbattn run: {first}: got a damaged record; want a whole one")
     assert second.is_file()
 
@@ -1397,15 +1480,15 @@ def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result
 def test_a_table_has_room():
     """Columns as wide as what is in them; pairs are shown where some are missing."""
     row = dict(label="a", n=3, mean=1.0, sd=None, difference=None, low=None, high=None, parameters=1, diverged=0)
-    row["training_flops"] = None  # each of its runs diverged
-    rows = [row | dict(arm="a", pairs=0)]
+    row["training_flops"] = 3e12
+    rows = [row | dict(arm="a", pairs=0, training_flops=None)]  # each of its runs diverged
     rows += [row | dict(arm="b", pairs=3, difference=-12345.678, low=-123456.7, high=-1234.5, mean=98765.4)]
     table = dict(rows=rows, metric="validation_bits_per_byte", reference="a", done=1, planned=1, untuned=())
     head, *lines = commands._say_compared(table).splitlines()[:3]
     assert head.split() == ["runs", "validation_bits_per_byte", "sd", "difference", "interval", "parameters", "TFLOPs"]
     assert len({len(line) for line in (head, *lines)}) == 1
     cells = re.split(r" {2,}", lines[1])
-    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1", "–"]
+    assert cells[1:] == ["3", "98765.4000", "–", "-12345.6780", "-123456.7000 … -1234.5000", "1", "3.0"]
     rows[1] |= dict(pairs=2)
     head, *lines = commands._say_compared(table).splitlines()[:3]
     assert head.split()[4] == "pairs" and re.split(r" {2,}", lines[1])[5] == "2"
@@ -1416,11 +1499,24 @@ def test_an_estimate_is_said_from_a_minute_on():
     said = lambda hours: commands._say_status(one | {"hours_left": hours}).splitlines()[0]
     assert said(0.01).endswith("1 of   9 runs")
     assert said(0.5).endswith("runs, at least 30 minutes to go")
+    assert said(1760.7).endswith("runs, at least 73 days to go")
     assert said(1.25).endswith("runs, at least 1.2 hours to go")
     assert said(None).endswith("1 of   9 runs")
 
 
+@pytest.mark.parametrize("flops", [2e6, 3.4e10, 5e13, 1.2e18])
+def test_compare_prints_a_size_and_no_zero(flops):
+    row = dict(label="a", n=3, mean=1.0, sd=None, difference=None, low=None, high=None, parameters=1, diverged=0)
+    rows = [row | dict(arm=arm, pairs=3, training_flops=times * flops) for arm, times in (("a", 1), ("b", 20))]
+    table = dict(rows=rows, metric="test_loss", reference="a", done=1, planned=1, untuned=())
+    head, *lines = commands._say_compared(table).splitlines()[:3]
+    scale = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}[head.split()[-1].removesuffix("FLOPs")]
+    said = [float(line.split()[-1].replace(",", "")) * scale for line in lines]
+    assert said == pytest.approx([flops, 20 * flops], rel=0.05)
+
+
 def test_where_records_are(tmp_path, monkeypatch):
+    assert commands._folder_of_records(None) == results_folder()  # of the book
     monkeypatch.chdir(tmp_path)
     assert commands._folder_of_records(None) == Path("results")
     assert commands._folder_of_records(Path("there")) == Path("there")
