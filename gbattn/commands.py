@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 
 # %% ../nbs/X_commands.ipynb #698538e9
 MODEL = dict(
-    vocab_size=2048,
+    vocab_size=1024,
     max_length=128,
     d_model=96,
     n_layers=2,
     attention="boosted",
+    attention_options={"shift": True},
     positions="rotary",
 )
 TRAINING = dict(
-    steps=2400,
+    steps=2800,
     batch_size=8,
     learning_rate=3e-3,
-    evaluate_every=600,
+    evaluate_every=700,
     checkpoint_every=100,
 )
 
@@ -438,8 +439,8 @@ def _say_trained(result: dict) -> str:
     lines = (
         f"validation: {_say_losses(result['validation'])}\n"
         f"a bigram model: {_say_losses(result['bigram'])}\n"
-        f"saved in {result['folder']} after {_many(result['steps'], 'step')}, which took "
-        f"{_many(round(result['seconds']), 'second')} ({more} writes more)"
+        f"saved in {result['folder']} after {_many(result['steps'], 'step')} and "
+        f"{_many(round(result['seconds']), 'second')} of updates ({more} writes more)"
     )
     return f"{lines}\n\n{_shown(result['sample'])}" if result["sample"] else lines
 

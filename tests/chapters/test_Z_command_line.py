@@ -1541,6 +1541,7 @@ def test_bench(call, result):
     found = result(*words)
     assert [row["arm"] for row in found["arms"]] == ["multi_head", "boosted"]
     sizes = dict(vocab_size=300, d_model=16, n_layers=1, n_heads=2, max_length=16, positions="rotary")
+    sizes["attention_options"] = MODEL["attention_options"]
     for row in found["arms"]:
         config = ModelConfig(attention=row["arm"], **sizes)
         assert row["parameters"] == parameter_count(config).total
