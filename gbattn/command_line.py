@@ -210,16 +210,22 @@ _IMPORTS = Option("imports", str, "", _COMMON["imports"])
 
 def _import(modules: str) -> None:
     """Import modules by their names, those in this folder, too."""
-    if modules and os.getcwd() not in sys.path:  # as python -m has it
-        sys.path.insert(0, os.getcwd())
+    if modules and os.getcwd() not in sys.path:
+        # Last, so that a file here takes the place of no module of a package.
+        sys.path.append(os.getcwd())
     for name in filter(None, modules.split(",")):
+        got = f"--imports: got {name!r}; want a module in this folder or installed"
+        if not all(map(str.isidentifier, name.split("."))):
+            raise _UsageError(got)
         try:
-            importlib.import_module(name)
+            found = getattr(importlib.import_module(name), "__file__", None)
         except ModuleNotFoundError as error:
-            if error.name != name:
+            if not f"{name}.".startswith(f"{error.name}."):
                 raise
-            got = f"--imports: got {name!r}; want a module in this folder or installed"
             raise _UsageError(got) from None
+        here = Path(*name.split(".")).with_suffix(".py")
+        if here.is_file() and not (found and here.samefile(found)):
+            raise _UsageError(f"{got}, and {here} here has the name of one of those")
 
 # %% ../nbs/Z_command_line.ipynb #b16987d2
 def _parsed(command: str, words: Sequence[str]) -> dict:

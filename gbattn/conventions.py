@@ -9,8 +9,8 @@ __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 
            'optional', 'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries',
            'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask',
            'check_tensors', 'with_progress', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style',
-           'results_folder', 'experiment_folder', 'write_atomic', 'Record', 'read_records', 'load_records', 'quote',
-           'put_to_test']
+           'results_folder', 'experiment_folder', 'write_atomic', 'left_drafts', 'Record', 'read_records',
+           'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -645,6 +645,13 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise OSError(error.errno, why, str(path)) from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def left_drafts(folder: Path, name: str = "") -> list[Path]:
+    """The drafts of `write_atomic` in a folder, of the file of that name or of all:
+    where nobody else writes, those of killed processes."""
+    form = (re.escape(name) or ".+") + r"\.draft-[0-9a-f]{8}"
+    return [x for x in folder.glob("*.draft-*") if re.fullmatch(form, x.name)]
 
 
 def _check_name(argument: str, name: object) -> None:

@@ -68,6 +68,7 @@ from gbattn.conventions import (
     instance,
     integer,
     is_count,
+    left_drafts,
     one_of,
     optional,
     profile,
@@ -994,6 +995,8 @@ def _work(
     none tries it again. Return the errors."""
     from filelock import FileLock, Timeout
 
+    if modules and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, as --imports does
     for module in modules:  # of layers that are not of this library
         importlib.import_module(module)
     errors: list[Exception] = []
@@ -1007,7 +1010,7 @@ def _work(
 
     def report(number: int, one: Run, what: str) -> None:
         line = f"{one.experiment} {number}/{len(runs)} {one.name}: {what}"
-        print(line, file=sys.stderr, flush=True)
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)  # at once, whole
 
     def run_next() -> bool:
         for number, one in enumerate(runs, 1):
@@ -1021,6 +1024,10 @@ def _work(
                     stack.enter_context(FileLock(place / "lock", timeout=0))
                     if over(one):
                         continue
+                    records = _folder_of(one.experiment, folder)
+                    drafts = left_drafts(records, f"{one.name}.json")
+                    for draft in left_drafts(place / "model") + drafts:
+                        draft.unlink()
                     text = one.corpus.load(corpora).fingerprint
                     record = _from_elsewhere(one, folder, text)
                     if record is None:
@@ -1076,25 +1083,35 @@ def _worker() -> None:
     sys.exit(1 if _work(*share) else 0)  # each failure has been printed
 
 
-# Ctrl-C reaches all; the process that waits says so.
+# This gbattn, then what the parent's path has. Ctrl-C reaches all; the process that
+# waits says so.
 _START = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "import sys; sys.path[:] = sys.argv[1:2]; import gbattn; "
+    "sys.path[:] = sys.argv[2:]; import signal; "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "from gbattn.experiments import _worker; _worker()"
 )
 
 
+def _path_without_here() -> list[str]:
+    """The path of this process without the current folder, of which a file may have
+    the name of a module of Python or of a package."""
+    here = os.getcwd()
+    return [place for place in sys.path if os.path.abspath(place) != here]
+
+
 def _wait_for_workers(count: int, share: tuple) -> list[int]:
     """Give so many processes the same share of work; return their exit codes."""
-    path = [str(Path(sys.modules["gbattn"].__file__).parent.parent)]
-    path += filter(None, [os.environ.get("PYTHONPATH"), *sys.path])
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
+    home = Path(sys.modules["gbattn"].__file__).parent.parent
+    command = [sys.executable, "-P", "-c", _START, home]
+    command += _path_without_here()
     processes = []
     try:
         for _ in range(count):
             process = subprocess.Popen(
-                [sys.executable, "-c", _START],
+                command,
                 stdin=subprocess.PIPE,
-                env=os.environ | environment,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
             processes.append(process)
             process.stdin.write(pickle.dumps(share))
@@ -1151,10 +1168,16 @@ def _wait_for_jobs(
     executor, runs: Sequence[Run], places: tuple, capture: bool
 ) -> list[str]:
     """Submit each run as a job and wait for all; return a line on each that failed."""
-    with executor.batch():
-        jobs = [
-            executor.submit(_Job(), [one], *places, False, capture) for one in runs
-        ]
+    # submitit starts python -m, which would put the current folder first.
+    safe, before = "PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH")
+    os.environ[safe] = "1"
+    try:
+        with executor.batch():
+            jobs = [
+                executor.submit(_Job(), [one], *places, False, capture) for one in runs
+            ]
+    finally:
+        os.environ.pop(safe) if before is None else os.environ.update({safe: before})
     logs = executor.folder
     print(
         f"{len(jobs)} jobs submitted, logs in {logs}", file=sys.stderr, flush=True

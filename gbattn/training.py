@@ -55,6 +55,7 @@ from gbattn.conventions import (
     instance,
     integer,
     is_integer,
+    left_drafts,
     list_of,
     lock_folder,
     one_of,
@@ -1673,7 +1674,8 @@ class RunFolder:
         """Check that the folder holds nothing but a run."""
         check_folder("folder", self.path)
         files = {file.name for file in self.path.glob("*")}
-        foreign = sorted(files - {".lock"})[:3] if _RUN not in files else []
+        free = {".lock"} | {draft.name for draft in left_drafts(self.path)}
+        foreign = sorted(files - free)[:3] if _RUN not in files else []
         got = f"{self.path}, which holds {', '.join(foreign)} and no {_RUN}"
         want = "a new or empty folder, or one that gbattn train made"
         require(not foreign, "folder", got, want)
@@ -1715,6 +1717,8 @@ class RunFolder:
         # The path in full, as a folder may be called like an argument.
         busy = str(self.path.resolve()), "another gbattn train at work"
         with lock_folder(self.path, *busy, "another folder, or patience"):
+            for draft in left_drafts(self.path):
+                draft.unlink()
             if (self.path / _RUN).is_file():
                 there, here = _flat(self.read()), _flat(settings)
                 free = {"format", "corpus", "training.checkpoint_every"}

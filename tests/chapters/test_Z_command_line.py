@@ -29,7 +29,7 @@ from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, checkpoints, evaluate
 
-PROGRAM = [sys.executable, "-c", "import sys; from gbattn.command_line import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-P", "-c", "import sys; from gbattn.command_line import main; sys.exit(main())"]
 WORDS = "the a cat dog sees likes big small red house and runs to with under tree".split()
 SMALL = "--vocab-size 300 --d-model 16 --n-layers 1 --n-heads 2 --max-length 16 --batch-size 4".split()
 SHORT = [*SMALL, *"--steps 20 --prompt cat --sample-tokens 5".split()]
@@ -1266,6 +1266,15 @@ counts(Doubled)(COUNTS[MultiHeadAttention])
 """
 
 
+@pytest.mark.parametrize("name", ["..x", ".x", "x.", "a b", "x/y", "my_lair.x", "json.x", "statistics"])
+def test_a_module_that_cannot_be_imported_is_named(call, tmp_path, monkeypatch, name):
+    """Also one whose file is here, but which Python finds elsewhere under that name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "statistics.py").write_text("raise SystemExit")
+    refused(call("run", "--imports", name), 2, f"--imports: got {name!r}; want a module in this folder or installed")
+
+
 def test_a_layer_of_ones_own(text, tmp_path):
     """In a module here: it is known to the workers, too, and another source is another run."""
     words = ["run", "own.toml", "--results", "results", "--work", "work", "--workers", "2"]
@@ -1277,6 +1286,9 @@ def test_a_layer_of_ones_own(text, tmp_path):
 
     (tmp_path / "own.toml").write_text(OWN.replace("twicing", "doubled"))
     (tmp_path / "my_layer.py").write_text(LAYER)
+    # Files that are called like modules of Python and of packages are none of ours.
+    for name in {*sys.stdlib_module_names, "numpy", "torch", "tokenizers", "accelerate", "filelock", "gbattn", "tyro"}:
+        (tmp_path / f"{name}.py").write_text(f"open('executed', 'a').write('{name} '); raise SystemExit('{name}')")
     done = gbattn(*words)
     assert done.returncode == 1 and "got 'doubled'; want one of 'multi_head'" in done.stderr
     assert "a layer registers when its module is imported" in done.stderr
@@ -1284,6 +1296,7 @@ def test_a_layer_of_ones_own(text, tmp_path):
     assert done.returncode == 2 and "--imports: got 'my_lair'; want a module in this folder" in done.stderr
     done = gbattn(*words, "--imports", "my_layer")
     assert done.returncode == 0 and "4 of   4 runs" in done.stdout, done.stderr
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
     records = {path.name: json.loads(path.read_text()) for path in (tmp_path / "results" / "own").iterdir()}
     assert len(records) == 4
     assert all(one["provenance"]["command"] == "gbattn run own.toml" for one in records.values())
