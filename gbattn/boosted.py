@@ -29,6 +29,7 @@ from gbattn.conventions import (
     COUNT,
     FLAG,
     FLOATING,
+    REPEATS,
     Rule,
     check,
     check_tensor,
@@ -271,7 +272,7 @@ class GradientBoostedAttention(MultiHeadAttention):
     ) -> None:
         gates = {"feature": d_model, "head": n_heads, "scalar": 1, "none": 0}
         check(
-            rounds=(rounds, COUNT),
+            rounds=(rounds, REPEATS),
             kv_from=(kv_from, one_of(*_READS)),
             query_from=(query_from, one_of("residual", "input")),
             gate=(gate, one_of(*gates)),

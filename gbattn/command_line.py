@@ -461,7 +461,13 @@ def main(words: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         why = f"{about}: {' '.join(str(error).split())} (see {about} --help)"
         code = 2
-    except (ValueError, OSError, ArithmeticError, RuntimeError) as error:
+    except (
+        ValueError,
+        OSError,
+        ArithmeticError,
+        MemoryError,
+        RuntimeError,
+    ) as error:
         if os.environ.get("GBATTN_DEBUG"):
             raise
         from gbattn.experiments import describe_error

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
-           'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'COLOURS', 'FETCH_RECORDS',
-           'CHAPTERS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer', 'one_of',
-           'optional', 'list_of', 'instance', 'divisor_of', 'check', 'check_tensor', 'check_fields', 'check_entries',
-           'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder', 'check_mask',
-           'check_tensors', 'with_progress', 'read_json', 'seed_everything', 'profile', 'colour_of', 'figure_style',
-           'results_folder', 'experiment_folder', 'write_atomic', 'left_drafts', 'Record', 'read_records',
-           'load_records', 'quote', 'put_to_test']
+           'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'REPEATS', 'COLOURS',
+           'FETCH_RECORDS', 'CHAPTERS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer',
+           'one_of', 'optional', 'list_of', 'instance', 'up_to', 'divisor_of', 'check', 'check_tensor', 'check_fields',
+           'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder',
+           'check_mask', 'check_tensors', 'with_progress', 'read_json', 'seed_everything', 'profile', 'colour_of',
+           'figure_style', 'results_folder', 'experiment_folder', 'write_atomic', 'left_drafts', 'Record',
+           'read_records', 'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -208,6 +208,15 @@ INDEX: Rule = (
     lambda x: x in (torch.int32, torch.int64),
     "torch.int64 or torch.int32",
 )
+
+
+def up_to(most: int) -> Rule:
+    """The rule for a positive integer up to `most`: a size that may come from a file."""
+    return integer(f"a positive integer up to {most:,}", lambda x: 0 < x <= most)
+
+
+# Of what is repeated, such as layers and rounds.
+REPEATS = up_to(1000)
 
 
 def divisor_of(name: str, n: int) -> Rule:

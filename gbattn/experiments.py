@@ -412,6 +412,8 @@ class Experiment:
             pairs = itertools.combinations(values, 2)
             good = len(values) > 0 and all(a != b for a, b in pairs)
             require(good, argument, list(values), "one or more, all different")
+        want = "at most 10,000 in all"
+        require(self.planned <= 10**4, "arms, seeds, grid", f"{self.planned} runs", want)
         self._check_fields()
         self._check_rates()
 

@@ -30,6 +30,7 @@ from gbattn.conventions import (
     FLAG,
     FLOATING,
     LENGTH,
+    REPEATS,
     check,
     check_tensor,
     one_of,
@@ -224,7 +225,7 @@ class HierarchicalAttention(MultiHeadAttention):
         **options,
     ) -> None:
         sums = one_of("scores", "outputs", "residuals")
-        check(levels=(levels, COUNT), taps=(taps, COUNT), combine=(combine, sums))
+        check(levels=(levels, REPEATS), taps=(taps, REPEATS), combine=(combine, sums))
         check(aligned=(aligned, FLAG))
         require(
             rotary is None, "rotary", rotary, "None: a block has no one position"

@@ -42,6 +42,7 @@ from gbattn.conventions import (
     PATH,
     POSITIVE,
     PROBABILITY,
+    REPEATS,
     Rule,
     check,
     check_fields,
@@ -59,6 +60,7 @@ from gbattn.conventions import (
     optional,
     read_json,
     require,
+    up_to,
     write_atomic,
 )
 from .cost import Cost, attention_cost, linear_cost
@@ -248,8 +250,10 @@ _PER_LAYER = (
 
 _DICT = instance(dict, "a dict")
 _CONFIG = {
-    **dict.fromkeys(("vocab_size", "max_length", "d_model", "n_layers"), COUNT),
-    "n_heads": COUNT,
+    **dict.fromkeys(("vocab_size", "max_length"), up_to(2**24)),
+    **dict.fromkeys(("d_model", "n_heads"), up_to(2**20)),
+    "n_layers": REPEATS,
+    "d_ffn": optional(up_to(2**24)),
     "positions": one_of("learned", "rotary"),
     "tie_embeddings": FLAG,
     "bias": FLAG,
@@ -311,7 +315,8 @@ class ModelConfig:
 
     Notes
     -----
-    Source: chapter 13.
+    Sizes have bounds, since they may come from a file: 2²⁰ for ``d_model``, 2²⁴ for
+    ``vocab_size``, ``max_length`` and ``d_ffn``, 1000 layers. Source: chapter 13.
     """
 
     vocab_size: int
@@ -393,9 +398,8 @@ class ModelConfig:
             got = "'rotary' with attention='linear', whose features must stay positive"
             want = "'learned', or attention_options={'feature_map': 'identity'}"
             require(fits, "positions", got, want)
+        check(d_ffn=(options["d_ffn"], _CONFIG["d_ffn"]))
         try:
-            rows = max(self.vocab_size, self.max_length)
-            torch.empty(rows, self.d_model, device="meta")  # the tables
             block = Block(self.d_model, self.n_heads, **options, device="meta")
         except (RuntimeError, TypeError) as error:  # of torch, when bytes overflow
             message = str(error).splitlines()[0]
@@ -403,6 +407,10 @@ class ModelConfig:
                 raise
             got = f"sizes that torch refuses ({message})"
             require(False, "config", got, "smaller ones")
+        parts = sum(1 for _ in block.modules())
+        got = f"{self.n_layers} of {parts} modules"
+        fits = self.n_layers * parts <= 10**5
+        require(fits, "n_layers", got, "at most 100,000 modules in all")
         fits = getattr(block.attention, "can_be_causal", True)
         want = "a layer that can be causal, as a language model is"
         require(fits, "attention", repr(options["attention"]), want)

@@ -28,6 +28,7 @@ from gbattn.conventions import (
     FLOATING,
     INTEGER,
     POSITIVE,
+    REPEATS,
     check,
     check_tensor,
     instance,
@@ -274,7 +275,7 @@ class FastWeightFeedForward(FeedForward):
             chunk=(chunk, COUNT),
             rate=(rate, POSITIVE),
             rule=(rule, _RULE),
-            rounds=(rounds, COUNT),
+            rounds=(rounds, REPEATS),
             offset=(offset, optional(INTEGER)),
             reach=(reach, (lambda x: is_integer(x) and x >= 0, "0 or more")),
         )

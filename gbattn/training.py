@@ -62,6 +62,7 @@ from gbattn.conventions import (
     optional,
     read_json,
     require,
+    up_to,
     write_atomic,
 )
 from gbattn.corpora import (
@@ -128,10 +129,12 @@ def decay_groups(
 
 # %% ../nbs/15_training.ipynb #50dbe9c9
 _RULES = {
-    "steps": optional(COUNT),
-    "epochs": optional(POSITIVE),
-    "batch_size": COUNT,
-    "length": optional(COUNT),
+    "steps": optional(up_to(10**12)),
+    "epochs": optional(
+        (lambda x: POSITIVE[0](x) and x <= 10**9, "a positive, finite number up to 10**9")
+    ),
+    "batch_size": up_to(2**20),
+    "length": optional(up_to(2**24)),
     "learning_rate": POSITIVE,
     "warmup_steps": optional(LENGTH),
     "schedule": one_of("cosine", "constant"),
@@ -148,11 +151,13 @@ _RULES = {
     "compile": FLAG,
     "seed": SEED,
     "evaluate_every": optional(COUNT),
-    "evaluate_batch_size": COUNT,
+    "evaluate_batch_size": up_to(2**20),
     "checkpoint_every": optional(COUNT),
     "log_every": COUNT,
     "keep": one_of("best", "last"),
-    "document_end": optional(LENGTH),
+    "document_end": optional(
+        integer("an integer, 0 or more, below 2**32", lambda x: 0 <= x < 2**32)
+    ),
 }
 # In half precision a gradient, and so its norm, may be infinite or NaN.
 _FLOAT = (
@@ -262,8 +267,9 @@ class TrainConfig:
 
     Notes
     -----
-    Source: chapter 15. The defaults of learning rate, weight_decay, clipping and
-    batch are those of Sargolzaei (2026), whose decay is "everything".
+    A batch has at most 2²⁰ windows, a window 2²⁴ tokens, a run 10¹² steps. Source:
+    chapter 15. The defaults of learning rate, weight_decay, clipping and batch are
+    those of Sargolzaei (2026), whose decay is "everything".
     """
 
     steps: int | None = None

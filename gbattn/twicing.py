@@ -16,7 +16,7 @@ from gbattn.attention import (
     register,
     split_heads,
 )
-from .conventions import COUNT, check, require
+from .conventions import REPEATS, check, require
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 #| code-fold: true
@@ -55,7 +55,7 @@ class TwicingAttention(MultiHeadAttention):
         dropout: float = 0.0,
         **options,
     ) -> None:
-        check(rounds=(rounds, COUNT))
+        check(rounds=(rounds, REPEATS))
         why = "rounds with the same attention weights would have to drop the same ones"
         check_no_dropout(dropout, why)
         super().__init__(d_model, n_heads, **options)
