@@ -461,6 +461,17 @@ def as_array(tokens) -> np.ndarray:
         require(False, "tokens", f"what is no array ({error})", "token ids")
 
 
+def _flat_settings(tokenizer: dict) -> dict:
+    """The settings of a tokenizer's JSON but vocabulary and merges, by their names."""
+    model = {f"model.{name}": x for name, x in tokenizer["model"].items()}
+    found = tokenizer | model
+    return {
+        name: x
+        for name, x in found.items()
+        if name not in ("model", "model.vocab", "model.merges")
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """A text as token ids, one flat memory-mapped array for each split, from
@@ -596,8 +607,16 @@ class Corpus:
     @cached_property
     def _tokenizer(self):
         library, path = _load("tokenizers"), self._tokenizer_file
+        recipe, _ = self.manifest["recipe"]["tokenizer"], self.vocabulary
+        plain = json.loads(train_tokenizer([], 256, recipe).to_str())
+        found = read_json(path, _TOKENIZER_CURE)
+        settings = _flat_settings(plain), _flat_settings(found)
+        # With settings that are not ours the library may end the process.
+        differ = [n for n, x in settings[1].items() if x != settings[0].get(n)]
+        got = f"settings of no {recipe!r} recipe: {', '.join(differ)[:200]}"
+        require(not differ, str(path), got, _TOKENIZER_CURE)
         try:
-            return library.Tokenizer.from_file(str(path))
+            return library.Tokenizer.from_str(json.dumps(found))
         except Exception as error:  # the library raises nothing narrower
             got = f"what tokenizers {library.__version__} cannot read ({error})"
             version = self.manifest["made_with"]["tokenizers"]

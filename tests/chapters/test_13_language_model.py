@@ -1886,7 +1886,10 @@ def test_weights_that_do_not_fit_their_own_config(tmp_path):
         ('{"format": "gbattn language model 2"}', "no vocab_size"),
         ('{"format": "gbattn language model 2", "vocab_size": 4, "wings": 2}', "the key 'wings'"),
         ('{"format": "gbattn language model 2", "vocab_size": -4}', "vocab_size: got -4"),
-        (f'{{"format": "gbattn language model 2", "vocab_size": 4, "d_ffn": {2**62}}}', "d_ffn: got 4611686018427387904"),
+        (
+            f'{{"format": "gbattn language model 2", "vocab_size": 4, "d_ffn": {2**62}}}',
+            "d_ffn: got 4611686018427387904",
+        ),
         ("[" * 100_000, "got RecursionError: "),
     ],
 )

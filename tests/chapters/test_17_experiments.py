@@ -187,7 +187,11 @@ def test_rates_from_a_sweep_of_ones_own(tmp_path):
         ("steps = 8", "steps = 0.5", "arm.standard: steps: got 0.5"),
         ("batch_size = 4", "batch_size = 9_000_000_000_000", "arm.standard: batch_size: got 9000000000000; want"),
         ("n_layers = 1", "n_layers = 1_000_000_000", "arm.standard: n_layers: got 1000000000; want"),
-        ("[arm.gated]", f"[grid]\ninit_std = {[*range(1, 4000)]}\n[arm.gated]", "arms, seeds, grid: got 23994 runs; want"),
+        (
+            "[arm.gated]",
+            f"[grid]\ninit_std = {[*range(1, 4000)]}\n[arm.gated]",
+            "arms, seeds, grid: got 23994 runs; want",
+        ),
         ('gate = "head"', 'gate = "x"', "arm.gated: "),
         ("[arm.gated]", "[arm.gated]\ncolour = 3", "arm.gated.colour: got an unknown key; want one of change"),
         ("[arm.gated]", "[arm.gated]\nequal_in = 3", "arm.gated: equal_in: got 3; want one of 'parameters'"),
