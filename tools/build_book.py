@@ -65,10 +65,11 @@ def build(folder):
             [sys.executable, "tools/run_notebooks.py", build_folder / ".jupyter_cache"],
             [jupyter_book, "build", ".", "--path-output", folder, "-W", "-n", "--keep-going"],
         )
-        # Somebody's MPLBACKEND would take the figures off the pages.
+        # Somebody's MPLBACKEND would take the figures off the pages, and a file of this folder that is called like a
+        # module the place of that module.
         environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
         for command in commands:
-            if subprocess.run(command, env=environment | {"IN_TEST": "1"}).returncode:
+            if subprocess.run(command, env=environment | {"IN_TEST": "1", "PYTHONSAFEPATH": "1"}).returncode:
                 sys.exit("The book was not built: the reason is above.")
         record.write_text(json.dumps(now))
 

@@ -39,6 +39,8 @@ def run(folder):
     cores = os.cpu_count() or 1
     # Two notebooks that share two cores are faster with one thread each than with two.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // max(1, len(notebooks)))))
+    # A kernel would look for its modules in the folder of the notebooks first.
+    os.environ["PYTHONSAFEPATH"] = "1"
     options = dict(
         cwd=str(Path("nbs").absolute()),
         timeout=yaml.safe_load(Path("_config.yml").read_text("utf-8"))["execute"]["timeout"],

@@ -178,7 +178,7 @@ def built(folder):
     """The wheel, from a copy, because setuptools leaves folders behind."""
     ignored = shutil.ignore_patterns(".*", "_build", "build", "results", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, folder / "copy", ignore=ignored)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip = [sys.executable, "-P", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--wheel-dir", folder, folder / "copy"], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -187,13 +187,14 @@ def built(folder):
 def tried(extra, wheel, folder):
     """Install the wheel with one extra and run what belongs to it; return what failed."""
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "venv", folder / "venv"], check=True)
     uv = shutil.which("uv")
-    install = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-compile"]
+    pip = [python, "-P", "-m", "pip", "install", "--no-compile"]
+    install = [uv, "pip", "install", "--python", python] if uv else pip
     what = str(wheel) + ("" if extra == "library" else f"[{extra}]")
     subprocess.run([*install, "--quiet", "-c", ROOT / "constraints.txt", what], check=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("GBATTN_", "PYTHON"))}
-    environment |= {"GBATTN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environment |= {"GBATTN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
     failed = []
     scripts = [NAMES, five_lines(), *(x if "\n" in x else code_of(x) for x in TRIES[extra])]
     for number, script in enumerate(scripts):

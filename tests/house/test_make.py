@@ -1,5 +1,6 @@
 """`make book` knows when to build, what to keep and what to say: tried in a folder with a space in its name."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,3 +148,20 @@ def test_help_is_the_default(checkout):
     assert result.returncode == 0
     for name in ("book", "test", "lab", "bench", "clean", "lint", "export"):
         assert f"  make {name} " in result.stdout
+
+
+def test_a_kernel_takes_no_module_from_the_folder_of_the_notebooks(tmp_path):
+    for name in ("_ext", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "settings.ini", tmp_path)
+    shutil.copy(ROOT / "_config.yml", tmp_path)
+    (tmp_path / "nbs").mkdir()
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
+    notebook = new_notebook(cells=[new_code_cell("import json, numpy")], metadata=kernel)
+    (tmp_path / "nbs" / "page.ipynb").write_text(json.dumps(notebook))
+    for name in {*sys.stdlib_module_names, "numpy", "ipykernel", "IPython", "tornado", "zmq"}:
+        (tmp_path / "nbs" / f"{name}.py").write_text(f"open('executed', 'a').write('{name} '); raise SystemExit")
+    command = [sys.executable, "-P", "tools/run_notebooks.py", "cache"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert not (tmp_path / "nbs" / "executed").exists(), (tmp_path / "nbs" / "executed").read_text()
+    assert done.returncode == 0 and "nbs/page.ipynb: " in done.stdout, done.stderr
