@@ -36,6 +36,7 @@ from torch import nn
 
 from gbattn.conventions import (
     COUNT,
+    DICTIONARY,
     FLAG,
     FRACTION,
     LENGTH,
@@ -1175,6 +1176,18 @@ def _clean(folder: Path, needed: set) -> None:
 
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
+_PAIR = (
+    lambda x: isinstance(x, list) and [*map(_FLOAT[0], x)] == [True] * 2,
+    "two numbers",
+)
+_STATE = {
+    "identity": DICTIONARY,
+    "unlogged": list_of(_PAIR),
+    "seconds": NUMBER,
+    "rates": instance(list, "a list"),
+}
+
+
 def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]:
     """The weights, the state of the optimiser and the rest of a checkpoint, if it is
     one of this run. Checksums and identity vouch for all that it holds."""
@@ -1189,6 +1202,7 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
             got = "contents that do not match their checksum"
             require(same, file.name, got, want)
             require(state["step"] == step, file.name, f"step {state['step']}", step)
+            check_entries(file.name, {"rates": []} | state, _STATE, want)
             state["history"] = History.from_dict(state["history"])
             weights = _read_tensors(path, "model", state, _tensors(run.model))
             moments = _read_tensors(path, "optimizer", state, _flat_state(like))
@@ -1199,11 +1213,14 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
     got = f"{path}, {reprlib.repr(found)}"
     require(found == _FORMAT, "folder", got, f"{_FORMAT!r}")
     _check_same_run(run.folder, state["identity"], run.identity)
-    state_of = {
-        n: {name: moments[f"{n}.{name}"] for name in x}
-        for n, x in like.items()
-        if f"{n}.step" in moments  # it has had a gradient
-    }
+    # Moments of what has had a gradient.
+    like = {n: x for n, x in like.items() if f"{n}.step" in moments}
+    pairs = [(weights.get(name), x) for name, x in _tensors(run.model).items()]
+    pairs += [(moments.get(name), x) for name, x in _flat_state(like).items()]
+    same = all(x is not None and x.shape == y.shape for x, y in pairs)
+    got = f"{path} with other tensors than the model has"
+    require(same, "folder", got, f"a whole checkpoint: {cure}")
+    state_of = {n: {name: moments[f"{n}.{name}"] for name in x} for n, x in like.items()}
     return weights, state_of, state
 
 

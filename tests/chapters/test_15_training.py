@@ -1,5 +1,6 @@
 """Chapter 15: the claims with their mutants, the loop against one by hand, stopping and going on, faults, errors."""
 
+import hashlib
 import inspect
 import json
 import math
@@ -26,7 +27,7 @@ from torch import nn
 
 from claims import claim
 from gbattn import training
-from gbattn.corpora import TokenStream
+from gbattn.corpora import TokenStream, manifest_checksum
 from gbattn.experiments import EXPERIMENTS
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import (
@@ -867,6 +868,48 @@ def test_a_checkpoint_that_lacks_something(tmp_path, key):
     path.write_text(json.dumps(state))
     said = "KeyError: 'sha256'" if key == "sha256" else "ValueError: training.json: got contents that do not match"
     with pytest.raises(ValueError, match=f"which cannot be read .{said}.*; want a whole checkpoint: delete that one"):
+        run(folder=tmp_path)
+
+
+def sealed(path, **entries):
+    """Entries of a checkpoint and checksums that fit them: it was not damaged but written so."""
+    state = json.loads((path / "training.json").read_text()) | entries
+    state["files"] = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in state["files"]}
+    state["sha256"] = manifest_checksum(state)
+    (path / "training.json").write_text(json.dumps(state))
+
+
+ENTRIES = [
+    ("identity", []),
+    ("unlogged", [[1.0, "x"]]),
+    ("unlogged", 3),
+    ("seconds", None),
+    ("rates", 1),
+    ("history", 1),
+]
+
+
+@pytest.mark.parametrize("name, value", ENTRIES)
+def test_a_checkpoint_that_says_nonsense(tmp_path, name, value):
+    run(folder=tmp_path)
+    sealed(checkpoints(tmp_path)[20], **{name: value})
+    with pytest.raises(ValueError, match=f"folder: got .*step-00000020, which cannot be read .*{name}"):
+        run(folder=tmp_path)
+
+
+@pytest.mark.parametrize("change", ["shape", "name"])
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_a_checkpoint_with_tensors_of_another_model(tmp_path, name, change):
+    from safetensors.torch import load_file, save_file
+
+    run(folder=tmp_path)
+    path = checkpoints(tmp_path)[20]
+    tensors = load_file(path / f"{name}.safetensors")
+    first = next(key for key in sorted(tensors) if tensors[key].ndim)
+    tensors[first if change == "shape" else "x"] = tensors.pop(first)[:1].clone()
+    save_file(tensors, path / f"{name}.safetensors")
+    sealed(path)
+    with pytest.raises(ValueError, match="folder: got .*step-00000020 with other tensors than the model has; want"):
         run(folder=tmp_path)
 
 
