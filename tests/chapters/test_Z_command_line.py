@@ -554,6 +554,84 @@ def test_a_foreign_folder_is_left_alone(text, tmp_path, call):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_drafts_of_a_killed_run_are_in_nobodys_way(text, trained, tmp_path, call, result):
+    """A folder that holds nothing else is free, and who goes on clears them; other files are left."""
+    folder, drafts = tmp_path / "m", ("run.json.draft-0123abcd", "model.safetensors.draft-89efcdab")
+    folder.mkdir()
+    for name in (".lock", *drafts):
+        (folder / name).write_text("{")
+    (folder / "my.draft-2").write_text("mine")
+    refused(call("train", text, "--folder", folder, *SHORT), 2, "which holds my.draft-2 and no run.json")
+    (folder / "my.draft-2").rename(tmp_path / "my.draft-2")
+    words = ["train", text, "--folder", folder, *SHORT]
+    assert result(*words)["steps"] == 20
+    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    assert not [*folder.glob("*draft*")]
+    (tmp_path / "my.draft-2").rename(folder / "my.draft-2")
+    (folder / drafts[1]).write_text("half")
+    result(*words)
+    assert [path.name for path in folder.glob("*draft*")] == ["my.draft-2"]
+
+
+KILLED = """
+import contextlib, io, json, os, sys
+from pathlib import Path
+import torch
+from gbattn.command_line import main
+
+torch.set_num_threads(1)
+text, place, *words = sys.argv[1:]
+root, changes, last = "", 0, -1
+
+def hook(event, args):
+    global changes
+    writes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
+    writes = writes or event == "open" and isinstance(args[2], int) and args[2] & os.O_ACCMODE != os.O_RDONLY
+    if writes and root and root in str(args[0]):
+        changes += 1
+        if changes == last:
+            os._exit(9)  # before the change: no handler, no finally
+
+def train(folder):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        return main(["train", text, "--folder", str(folder), *words]), err.getvalue()
+
+def of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+sys.addaudithook(hook)
+whole = Path(place, "whole")
+root = str(whole)
+assert train(whole)[0] == 0
+n, root, found = changes, "", []
+for last in sorted({5, 6, *range(8, n, n // 4), n}):
+    folder = Path(place, str(last))
+    if os.fork() == 0:
+        changes, root = 0, str(folder)
+        train(folder)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    again, err = train(folder)
+    same = again == 0 and of(folder) == of(whole)
+    left = [path.name for path in folder.rglob("*draft*")]
+    found.append([last, code, again, same, left])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each kill has a process of its own")
+def test_killed_before_any_change_of_a_file_the_same_command_ends_in_the_same_bits(text, tmp_path):
+    """At points from the first file of a run to its last: nothing is refused, and no draft is left."""
+    words = [*SMALL, *"--steps 8 --checkpoint-every 3 --evaluate-every 4 --prompt cat --sample-tokens 3".split()]
+    command = [sys.executable, "-P", "-c", KILLED, text, tmp_path, *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) > 6 and [code for _, code, *_ in found] == [9] * len(found)
+    assert [one for one in found if one[2:] != [0, True, []]] == []
+
+
 def test_a_folder_without_a_checkpoint_is_free(text, tmp_path, call, result):
     """A run that was refused or that ended early keeps nothing that could be lost."""
     words = ["train", text, "--folder", tmp_path / "m", *SHORT]
@@ -833,6 +911,92 @@ def test_a_history_that_says_nonsense(text, trained, tmp_path, call, monkeypatch
     monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
     outcome = call("train", text, "--folder", tmp_path, *SHORT)
     refused(outcome, 1, f"{path}: got ", "; want what gbattn train wrote: copy or delete it")
+
+
+HOSTILE = r"""
+import contextlib, io, json, os, random, shutil, sys, traceback
+from pathlib import Path
+import torch
+from gbattn.command_line import main
+from gbattn.corpora import file_checksum, manifest_checksum
+
+torch.set_num_threads(1)
+trained, text, place, *words = sys.argv[1:]
+draw, folder, watched, done = random.Random(0), Path(place, "m"), False, []
+VALUES = [None, True, -1, 0, 2.5, 10**9, 10**30, 1e308, "", "x", "../../x", "/etc/passwd", "\ud800", [], {}, [[1]]]
+RUN = ["pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn"]
+PICKLE = b"\x80\x04cos\nsystem\n(S'touch executed'\ntR."
+COMMANDS = [["generate", "cat", "--max-new-tokens", "2"], ["evaluate", "--text", f"{text}/test.txt"]]
+COMMANDS += [["train", text, *words]]
+
+def hook(event, args):
+    writes = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir")
+    writes = writes or event == "open" and isinstance(args[2], int) and args[2] & os.O_ACCMODE != os.O_RDONLY
+    elsewhere = writes and str(args[0])[0] == "/" and not str(args[0]).startswith((place, "/dev"))
+    if watched and (event in RUN or elsewhere):
+        done.append([event, str(args)])
+
+def places(x, at=()):
+    yield at
+    for key, inner in x.items() if isinstance(x, dict) else enumerate(x[:3]) if isinstance(x, list) else ():
+        yield from places(inner, (*at, key))
+
+def changed(content):
+    kind = draw.randrange(8)
+    if kind == 0:
+        return draw.choice([content[: draw.randrange(len(content))], PICKLE, b"[" * 10**5])
+    found = json.loads(content)
+    *outer, last = draw.choice([at for at in places(found) if at])
+    inner = found
+    for key in outer:
+        inner = inner[key]
+    if kind == 1:
+        del inner[last]
+    else:
+        inner[last] = draw.choice(VALUES)
+    return sealed(found)
+
+def sealed(found):
+    if "sha256" in found:
+        found["sha256"] = manifest_checksum(found)
+    return json.dumps(found).encode()
+
+sys.addaudithook(hook)
+for number in range(72):
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(trained, folder)
+    newest = max(folder.glob("checkpoints/step-*"))
+    files = [folder / f"{name}.json" for name in ("run", "config", "corpus", "history", "tokenizer")]
+    path = [*files, newest / "training.json"][number % 6]
+    path.write_bytes(changed(path.read_bytes()))
+    if path.name == "tokenizer.json":
+        manifest = json.loads(files[2].read_bytes())
+        manifest["tokenizer"]["sha256"] = file_checksum(path)
+        files[2].write_bytes(sealed(manifest))
+    command = COMMANDS[2] if path.name in ("history.json", "training.json") else draw.choice(COMMANDS)
+    out, err, watched = io.StringIO(), io.StringIO(), True
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*command, "--folder", str(folder)])
+        if code and ": got " not in err.getvalue().splitlines()[-1]:
+            done.append([number, path.name, code, err.getvalue()])
+    except BaseException:
+        done.append([number, path.name, traceback.format_exc()])
+    watched = False
+print(json.dumps(done))
+"""
+
+
+def test_whatever_a_folder_says_it_is_read_or_refused_by_name(text, trained, tmp_path):
+    """Files that were written to deceive, with checksums that fit: no error is another one than those of the book,
+    nothing is written elsewhere, nothing is executed, and no pickle is read."""
+    command = [sys.executable, "-P", "-c", HOSTILE, trained, text, tmp_path, *SHORT]
+    (tmp_path / "torch").mkdir()  # which has a folder of its own
+    options = dict(cwd=tmp_path, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")})
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "torch"]
 
 
 @pytest.mark.parametrize("name", ["../../bashrc", "run.json", "there/tokenizer.json", "ABSOLUTE"])
