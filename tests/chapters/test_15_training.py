@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -573,6 +574,22 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, monkeypatch, stop, options)
         run(Toy(0.2), folder=tmp_path, checkpoint_every=3, **options)
     resumed = run(model, folder=tmp_path, checkpoint_every=5, **options)  # may differ: it decides nothing
     assert curve(resumed) == curve(whole)
+    assert torch.equal(weights(model), weights(whole_model))
+
+
+def test_no_clock_decides_where_a_run_goes_on(tmp_path, monkeypatch):
+    """Not one that goes backwards, and no date of a file."""
+    whole_model, model = Toy(0.2), Toy(0.2)
+    whole = run(whole_model, checkpoint_every=3)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_after(patched, 14)
+        run(Toy(0.2), folder=tmp_path, checkpoint_every=3)
+    for path in [newest := max(tmp_path.glob("step-*")), *newest.iterdir()]:
+        os.utime(path, (0, 0))
+    now = itertools.count(10**9, -3600)
+    for clock in ("time", "perf_counter", "monotonic"):
+        monkeypatch.setattr(time, clock, lambda: float(next(now)))
+    assert curve(run(model, folder=tmp_path)) == curve(whole)
     assert torch.equal(weights(model), weights(whole_model))
 
 

@@ -632,6 +632,21 @@ def test_killed_before_any_change_of_a_file_the_same_command_ends_in_the_same_bi
     assert [one for one in found if one[2:] != [0, True, []]] == []
 
 
+def test_who_only_reads_a_folder_writes_nothing_in_it(text, trained, tmp_path, result):
+    """So it may be one that cannot be written to."""
+    copy_files(trained, tmp_path)
+    state = lambda: {path: path.stat().st_mtime_ns for path in (tmp_path, *tmp_path.rglob("*"))}
+    before = state()
+    result("generate", "a cat", "--max-new-tokens", "2", "--folder", tmp_path)
+    result("evaluate", "--text", f"{text}/test.txt", "--folder", tmp_path)
+    assert state() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no folder here that not even root can write to")
+def test_a_folder_that_cannot_be_written_to_is_named(text, call):
+    refused(call("train", text, "--folder", "/proc/self/model", *SHORT), 1, "/proc/self/model")
+
+
 def test_a_folder_without_a_checkpoint_is_free(text, tmp_path, call, result):
     """A run that was refused or that ended early keeps nothing that could be lost."""
     words = ["train", text, "--folder", tmp_path / "m", *SHORT]
