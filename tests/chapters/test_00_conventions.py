@@ -261,6 +261,15 @@ def test_numbers_of_numpy_and_torch_keep_their_kind(tmp_path):
     assert repr(json.loads(path.read_text())["measured"]["numbers"]) == "[1200, True, 0.5, 3, False]"
 
 
+def test_drafts_are_found_by_the_file_they_were_to_become(tmp_path):
+    ours = {tmp_path / f"{name}.draft-0123abcd" for name in ("a.json", "b[1].json")}
+    for path in (*ours, tmp_path / "a.json.draft-2", tmp_path / "a.json.draft-0123abcd.txt", tmp_path / "a.json"):
+        path.write_text("")
+    assert {*conventions.left_drafts(tmp_path)} == ours
+    assert conventions.left_drafts(tmp_path, "b[1].json") == [tmp_path / "b[1].json.draft-0123abcd"]
+    assert conventions.left_drafts(tmp_path, "b1.json") == conventions.left_drafts(tmp_path / "none") == []
+
+
 def test_every_save_has_a_draft_of_its_own_and_removes_it(tmp_path, monkeypatch):
     drafts, write = [], Path.write_bytes
 
@@ -382,6 +391,7 @@ def test_a_record_is_of_dictionaries(name):
         (conventions.FRACTION, [0, 1, 0.5], [1.01, -0.01, "half"]),
         (conventions.PROBABILITY, [0, 0.99], [1, -0.1]),
         (conventions.COUNT, [1, np.int64(3)], [0, 1.0, True, None]),
+        (conventions.up_to(3), [1, np.int64(3)], [0, 4, 10**400, 1.0, True]),
         (conventions.LENGTH, [0, 2], [-1, 0.0, False]),
         (conventions.SEED, [0, 2**32 - 1], [2**32, -1]),
         (conventions.FLAG, [True, False], [0, 1, "False", None]),

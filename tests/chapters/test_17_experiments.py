@@ -495,6 +495,18 @@ def test_a_run_that_another_holds_is_left_to_it(corpora, tmp_path, monkeypatch):
     assert len(go(corpora, tmp_path)) == 4
 
 
+def test_drafts_of_a_killed_process_are_cleared_by_who_goes_on_with_the_run(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "_perform", lambda one, *_: made(one, corpora))
+    first = TINY.runs()[0]
+    names = f"work/{first.id}/model/model.safetensors", f"results/tiny/{first.name}.json", "results/tiny/other.json"
+    drafts = [tmp_path / f"{name}.draft-0123abcd" for name in names]
+    for path in drafts:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    assert len(go(corpora, tmp_path)) == 4
+    assert [path.exists() for path in drafts] == [False, False, True]
+
+
 CODE = """
 import pickle, sys
 from gbattn.experiments import run
