@@ -1345,6 +1345,8 @@ class MultiHeadAttention(nn.Module):
       ``additive_masks = False`` if there are no scores to add a mask to,
       ``can_be_causal = False`` if later tokens cannot be hidden. With rotary positions
       features i and i + K/2 of a head turn together;
+    - ``left_padding = False``, if the output depends on where a sequence begins among
+      the columns, as with blocks that are counted from the first one;
     - ``reset_parameters(generator)``, if there are weights outside linear maps (in a
       language model a linear map initialised differently needs a class of its own that
       overrides torch's ``reset_parameters``);
@@ -1358,6 +1360,7 @@ class MultiHeadAttention(nn.Module):
 
     additive_masks = True  # whether a mask may be floats to add to the scores
     can_be_causal = True  # as a language model wants
+    left_padding = True  # whether hidden tokens on the left change nothing
 
     def __init__(
         self,

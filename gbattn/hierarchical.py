@@ -263,6 +263,11 @@ class HierarchicalAttention(MultiHeadAttention):
         return f"{super().extra_repr()}, {options}, aligned={self.aligned}"
 
     @property
+    def left_padding(self) -> bool:
+        """Whether hidden tokens on the left change nothing: with blocks they do."""
+        return self.levels == 1
+
+    @property
     def rounds(self) -> int:
         """The attention calls of a pass, one for summed scores, else one per level."""
         return 1 if self.combine == "scores" else self.levels

@@ -909,6 +909,7 @@ class LanguageModel(nn.Module):
             one for each sequence, which then does not depend on the others.
         lengths : torch.Tensor, optional
             Tokens of each prompt without its padding on the left, integers (B,).
+            Padding is refused for a layer whose ``left_padding`` is False.
         cache : bool or "static"
             Whether keys and values of past tokens are cached; ``"static"``: in a
             `gbattn.attention.StaticCache`, so that after ``model.compile()`` one
@@ -1031,6 +1032,12 @@ class LanguageModel(nn.Module):
 
     def _check_room(self, name: str, prompt, max_new_tokens, lengths) -> None:
         (B, T), room = prompt.shape, self.config.max_length
+        if lengths is not None and bool((lengths < T).any()):
+            layers = [block.attention for block in self.blocks]
+            fits = all(getattr(layer, "left_padding", True) for layer in layers)
+            got = f"padding, with attention={self.config.attention!r}"
+            want = "prompts of one length, as padding would change the output"
+            require(fits, "lengths", got, want)
         longest = T if lengths is None else int(lengths.max()) if B else 0
         fits = self.position_embedding is None or longest + max_new_tokens <= room
         want = f"at most max_length = {room}, as positions are learned"

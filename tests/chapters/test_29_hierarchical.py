@@ -10,6 +10,7 @@ from claims import claim
 from gbattn.attention import MultiHeadAttention, attend, attention_weights, causal_mask, make_attention, padding_mask
 from gbattn.cost import attention_cost, attention_parts, count_flops, count_saved_bytes, count_traffic_bytes
 from gbattn.hierarchical import HierarchicalAttention, causal_pyramid, lift_scores, pyramid_cost
+from gbattn.language_model import LanguageModel, ModelConfig
 
 F64 = torch.float64
 
@@ -391,6 +392,23 @@ def test_padding_on_the_left_reaches_no_token_also_in_a_cache():
     assert torch.equal(layer(moved, padding=real)[0, 3:], output[0, 3:])
     parts = [layer(x[:, :2], padding=real[:, :2], cache=cache), layer(x[:, 2:], padding=real, cache=cache)]
     assert torch.allclose(torch.cat(parts, 1), output, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_text_is_not_written_from_padded_prompts_that_blocks_would_see(monkeypatch):
+    """Unless there is one level only, or no padding; of a draft, too."""
+    config = dict(vocab_size=20, d_model=8, n_heads=2, n_layers=1, max_length=16, attention="hierarchical")
+    model, plain = (LanguageModel(ModelConfig(**config, attention_options=dict(levels=l))).double() for l in (3, 1))
+    tokens, lengths = torch.randint(20, (2, 6)), torch.tensor([6, 4])
+    said = plain.generate(tokens, 5, lengths=lengths, temperature=0)
+    assert torch.equal(said[1:, 2:], plain.generate(tokens[1:, 2:], 5, temperature=0))
+    model.generate(tokens, 5, lengths=torch.tensor([6, 6]))
+    monkeypatch.setattr(LanguageModel, "forward", lambda *_, **__: pytest.fail("computed"))
+    for told in (dict(), dict(cache=False), dict(draft=plain)):
+        with pytest.raises(ValueError, match="^lengths: "):
+            model.generate(tokens, 5, lengths=lengths, **told)
+    with pytest.raises(ValueError, match="^lengths: "):
+        plain.generate(tokens, 5, lengths=lengths, draft=model)
 
 
 @torch.no_grad()
