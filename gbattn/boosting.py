@@ -11,6 +11,7 @@ import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from itertools import islice
 
 import numpy as np
@@ -40,7 +41,8 @@ class Loss:
     -----
     All methods take targets y and estimates F, tensors of shape (n,). By default
     the negative gradient comes from `value` by automatic differentiation, and constants
-    come from `line_search`. Source: chapter 5; Friedman (2001).
+    come from `line_search`. `weights` (n,) of the rows are positive; None: all 1.
+    Source: chapter 5; Friedman (2001).
     """
 
     def value(self, y: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
@@ -53,15 +55,16 @@ class Loss:
             F = F.detach().requires_grad_()
             return -torch.autograd.grad(self.value(y, F).sum(), F)[0]
 
-    def start(self, y: torch.Tensor) -> torch.Tensor:
+    def start(self, y: torch.Tensor, weights=None) -> torch.Tensor:
         """Return the constant estimate to start from, a scalar."""
-        return self.leaf(y, torch.zeros_like(y))
+        given = () if weights is None else (weights,)
+        return self.leaf(y, torch.zeros_like(y), *given)
 
-    def leaf(self, y: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
+    def leaf(self, y: torch.Tensor, F: torch.Tensor, weights=None) -> torch.Tensor:
         """Return the constant to add to the estimates of rows that share a leaf."""
-        return line_search(self, y, F, torch.ones_like(F))
+        return line_search(self, y, F, torch.ones_like(F), weights)
 
-    def at(self, y: torch.Tensor, F: torch.Tensor) -> "Loss":
+    def at(self, y: torch.Tensor, F: torch.Tensor, weights=None) -> "Loss":
         """Return the loss for the next round, which may depend on the residuals."""
         return self
 
@@ -77,6 +80,20 @@ class Loss:
 _BETWEEN = number("a number between 0 and 1", lambda x: 0 < x < 1)
 
 
+def _mean(x, weights=None):
+    return x.mean() if weights is None else weights @ x / weights.sum()
+
+
+def _quantiles(x, share, weights):
+    """The smallest and the largest entry at which the weights up to it reach a share
+    of all; they differ where an entry reaches it exactly, but for rounding."""
+    order = x.argsort()
+    below = weights[order].cumsum(0)
+    slack = torch.tensor([1 - 1e-12, 1 + 1e-12], dtype=x.dtype)
+    places = torch.searchsorted(below, share * below[-1] * slack)
+    return x[order[places.clamp(max=len(x) - 1)]]
+
+
 class SquaredError(Loss):
     """½ (y − F)²; its negative gradient is the residual."""
 
@@ -86,8 +103,8 @@ class SquaredError(Loss):
     def negative_gradient(self, y, F):
         return y - F
 
-    def leaf(self, y, F):
-        return (y - F).mean()
+    def leaf(self, y, F, weights=None):
+        return _mean(y - F, weights)
 
 
 class AbsoluteError(Loss):
@@ -99,11 +116,15 @@ class AbsoluteError(Loss):
     def negative_gradient(self, y, F):
         return (y - F).sign()
 
-    def start(self, y):
-        return y.quantile(0.5)
+    def start(self, y, weights=None):
+        if weights is None:
+            return y.quantile(0.5)
+        return _quantiles(y, 0.5, weights).mean()
 
-    def leaf(self, y, F):
-        return (y - F).median()  # of two middle ones the lower; both are best
+    def leaf(self, y, F, weights=None):
+        if weights is None:
+            return (y - F).median()  # of two middle ones the lower; both are best
+        return _quantiles(y - F, 0.5, weights)[0]
 
 
 class Huber(Loss):
@@ -125,10 +146,14 @@ class Huber(Loss):
         check(alpha=(alpha, _BETWEEN))
         self.alpha, self.delta = alpha, delta
 
-    def at(self, y, F):
-        away = (y - F).abs().sort().values
+    def at(self, y, F, weights=None):
+        away = (y - F).abs()
         loss = copy.copy(self)  # of a subclass, with all its attributes
-        loss.delta = away[math.ceil(self.alpha * len(away)) - 1].item()
+        if weights is None:
+            away = away.sort().values
+            loss.delta = away[math.ceil(self.alpha * len(away)) - 1].item()
+        else:
+            loss.delta = _quantiles(away, self.alpha, weights)[0].item()
         return loss
 
     def value(self, y, F):
@@ -139,12 +164,12 @@ class Huber(Loss):
     def negative_gradient(self, y, F):
         return (y - F).clamp(-self.delta, self.delta)
 
-    def start(self, y):
-        return y.quantile(0.5)
+    start = AbsoluteError.start
 
-    def leaf(self, y, F):  # Friedman's one step from the median
-        median = (y - F).median()
-        return median + (y - F - median).clamp(-self.delta, self.delta).mean()
+    def leaf(self, y, F, weights=None):  # Friedman's one step from the median
+        median = AbsoluteError().leaf(y, F, weights)
+        step = (y - F - median).clamp(-self.delta, self.delta)
+        return median + _mean(step, weights)
 
 
 class LogLoss(Loss):
@@ -156,12 +181,12 @@ class LogLoss(Loss):
     def negative_gradient(self, y, F):
         return y - F.sigmoid()
 
-    def start(self, y):
-        return y.mean().logit()
+    def start(self, y, weights=None):
+        return _mean(y, weights).logit()
 
-    def leaf(self, y, F):  # one Newton step
-        curvature = (F.sigmoid() * (-F).sigmoid()).mean()
-        slope = self.negative_gradient(y, F).mean()
+    def leaf(self, y, F, weights=None):  # one Newton step
+        curvature = _mean(F.sigmoid() * (-F).sigmoid(), weights)
+        slope = _mean(self.negative_gradient(y, F), weights)
         return slope / curvature if curvature > 1e-150 else 0 * slope
 
     def response(self, F):
@@ -180,9 +205,13 @@ def _is_loss(loss: object) -> bool:
 
 
 def line_search(
-    loss: Loss, y: torch.Tensor, F: torch.Tensor, h: torch.Tensor
+    loss: Loss,
+    y: torch.Tensor,
+    F: torch.Tensor,
+    h: torch.Tensor,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the step ρ that minimises Σ L(y, F + ρ h).
+    """Return the step ρ that minimises Σ w L(y, F + ρ h).
 
     Parameters
     ----------
@@ -190,6 +219,8 @@ def line_search(
         A loss that is convex in F.
     y, F, h : torch.Tensor
         Targets, estimates, and the direction to go, shape (n,).
+    weights : torch.Tensor, optional
+        w of each row, shape (n,), not negative; by default 1.
 
     Returns
     -------
@@ -213,10 +244,16 @@ def line_search(
     for name, x in (("y", y), ("F", F), ("h", h)):
         finite = bool(x.isfinite().all())
         require(finite, name, "NaN or infinite entries", "finite entries")
-    sign = (loss.negative_gradient(y, F) @ h).sign()
+    weighted = h
+    if weights is not None:
+        check(weights=(weights, vector))
+        fits = bool((weights.isfinite() & (weights >= 0)).all())
+        require(fits, "weights", "other entries", "finite entries, 0 or more")
+        weighted = weights * h
+    sign = (loss.negative_gradient(y, F) @ weighted).sign()
 
     def falls(step):  # whether the loss falls beyond this step
-        return loss.negative_gradient(y, F + step * h) @ h * sign > 0
+        return loss.negative_gradient(y, F + step * h) @ weighted * sign > 0
 
     high = sign
     while falls(high) and high.abs() < 2**40:
@@ -290,7 +327,12 @@ def _estimators() -> dict[str, type]:
         check_classification_targets,
         type_of_target,
     )
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_is_fitted,
+        has_fit_parameter,
+        validate_data,
+    )
 
     class Machine(BaseEstimator):
         """The rounds of both estimators."""
@@ -318,15 +360,46 @@ def _estimators() -> dict[str, type]:
                 learner = clone(base)
                 yield learner.set_params(**seeds) if seeds else learner
 
-        def _search(self, loss, learner, X, y, F, rows):
+        def _weighed(self, X, y, sample_weight, loss):
+            """The rows of positive weight, and their weights if any were given."""
+            check_fields(self, _RULES)
+            if sample_weight is None:
+                return X, y, None
+            w = _check_sample_weight(sample_weight, X, dtype=np.float64)
+            most = np.finfo(w.dtype).max / len(w)
+            fits = bool(w.min() >= 0 and 0 < w.max() < most)
+            want = "entries that are not negative, with a positive, finite sum"
+            got = f"entries from {w.min():.3g} to {w.max():.3g}"
+            require(fits, "sample_weight", got, want)
+            base, name = self.base_learner, type(self.base_learner).__name__
+            fits = base is None or (
+                hasattr(base, "fit") and has_fit_parameter(base, "sample_weight")
+            )
+            want = "None, or a base_learner whose fit takes sample_weight"
+            require(fits, "sample_weight", f"weights with a {name}", want)
+            for method in (loss.start, loss.leaf, loss.at):
+                fits = "weights" in signature(method).parameters
+                got = f"weights with a {type(loss).__name__}"
+                want = f"None, or a loss whose {method.__name__} takes weights"
+                require(fits, "sample_weight", got, want)
+            here = w > 0
+            return X[here], y[here], w[here]
+
+        def _search(self, loss, learner, X, y, F, rows, of):
             """The factor ρ of one round; for a tree, each leaf is set to its own."""
             how = self.line_search
-            grows_leaves = hasattr(learner, "tree_")
+            settings = getattr(learner, "get_params", dict)()
+            constrained = any(
+                name.split("__")[-1] == "monotonic_cst" and value is not None
+                for name, value in settings.items()
+            )
+            searchable = hasattr(learner, "tree_") and not constrained
             if how == "auto":
-                how = "leaf" if grows_leaves else "global"
+                how = "leaf" if searchable else "global"
             got = f"'leaf' with a {type(learner).__name__}"
-            want = "'leaf' with a tree, or another line search"
-            require(how != "leaf" or grows_leaves, "line_search", got, want)
+            got += " that has monotonic_cst" if constrained else ""
+            want = "'leaf' with a tree without monotonic_cst, or another line search"
+            require(how != "leaf" or searchable, "line_search", got, want)
             # A tree of least squares has the best constants in its leaves.
             criterion = getattr(learner, "criterion", "")
             squared = criterion in ("squared_error", "friedman_mse")
@@ -335,27 +408,35 @@ def _estimators() -> dict[str, type]:
                 constants = learner.tree_.value[:, 0, 0]
                 for leaf in np.unique(leaves[rows]):
                     here = torch.from_numpy(rows[leaves[rows] == leaf])
-                    constants[leaf] = loss.leaf(y[here], F[here])
+                    constants[leaf] = loss.leaf(y[here], F[here], *of(here))
             elif how == "global":
                 h = torch.as_tensor(_predictions(learner, X[rows]))
-                return line_search(loss, y[rows], F[rows], h).item()
+                step = line_search(loss, y[rows], F[rows], h, *of(rows)).item()
+                return max(step, 0.0) if constrained else step
             return 1.0
 
-        def _boost(self, X, y, loss, stratify=None):
-            check_fields(self, _RULES)
+        def _boost(self, X, y, loss, w, stratify=None):
             X = np.ascontiguousarray(X)
             rng = check_random_state(self.random_state)
             early = self.n_iter_no_change is not None
             if early:
                 loss.check(torch.tensor(y))  # of the rows held out, too
                 sizes = dict(test_size=self.validation_fraction, stratify=stratify)
-                X, X_val, y, y_val = train_test_split(
-                    X, y, random_state=self.random_state, **sizes
+                X, X_val, y, y_val, *parts = train_test_split(
+                    X,
+                    y,
+                    *([] if w is None else [w]),
+                    random_state=self.random_state,
+                    **sizes,
                 )
                 y_val = torch.tensor(y_val)
+                w, w_val = map(torch.tensor, parts) if parts else (None, None)
             y, n = torch.tensor(y), len(y)
+            w = None if w is None else torch.as_tensor(w)
+            of = lambda rows=slice(None): () if w is None else (w[rows],)
             loss.check(y)
-            self.init_ = 0.0 if self.init == "zero" else loss.start(y).item()
+            start = 0.0 if self.init == "zero" else loss.start(y, *of()).item()
+            self.init_ = start
             self.estimators_, self.steps_, scores, held = [], [], [], []
             F, rows = torch.full_like(y, self.init_), np.arange(n)
             F_val = torch.full_like(y_val, self.init_) if early else None
@@ -365,19 +446,20 @@ def _estimators() -> dict[str, type]:
                     size = max(1, int(self.subsample * n))
                     rows = np.sort(rng.choice(n, size, replace=False))
                     sample = X[rows]
-                loss = loss.at(y, F)
+                loss = loss.at(y, F, *of())
                 r = loss.negative_gradient(y, F).numpy()
-                learner.fit(sample, r[rows])
-                factor = self._search(loss, learner, X, y, F, rows)
+                weight = [("sample_weight", a.numpy()) for a in of(rows)]
+                learner.fit(sample, r[rows], **dict(weight))
+                factor = self._search(loss, learner, X, y, F, rows, of)
                 step = self.learning_rate * factor
                 F = F + step * torch.as_tensor(_predictions(learner, X))
                 self.estimators_.append(learner)
                 self.steps_.append(step)
-                scores.append(loss.value(y, F).mean().item())
+                scores.append(_mean(loss.value(y, F), w).item())
                 if early:
                     h = torch.as_tensor(_predictions(learner, X_val))
                     F_val = F_val + step * h
-                    held.append(loss.value(y_val, F_val).mean().item())
+                    held.append(_mean(loss.value(y_val, F_val), w_val).item())
                     before = held[:-1][-self.n_iter_no_change :]
                     waited = len(before) == self.n_iter_no_change
                     if waited and held[-1] + self.tol >= max(before):
@@ -422,7 +504,9 @@ def _estimators() -> dict[str, type]:
         line_search : {"auto", "leaf", "global"} or None
             One step for the whole correction ("global", Algorithm 1 of Friedman),
             one for each leaf of a tree ("leaf", his TreeBoost), or the step 1
-            (None). "auto" is "leaf" for trees and "global" otherwise.
+            (None). "auto" is "leaf" for trees and "global" otherwise, as also for a
+            learner with `monotonic_cst`: constants of leaves would break its order.
+            One step for all keeps it, as here it is never negative.
         subsample : float
             Share of the rows that is drawn for each round.
         init : {None, "zero"}
@@ -495,11 +579,24 @@ def _estimators() -> dict[str, type]:
             self.tol = tol
             self.random_state = random_state
 
-        def fit(self, X, y):
-            """Fit to features X (n_samples, n_features) and targets y (n_samples,);
-            return the estimator."""
+        def fit(self, X, y, sample_weight=None):
+            """Fit to features X and targets y; return the estimator.
+
+            Parameters
+            ----------
+            X : array-like
+                Features, shape (n_samples, n_features).
+            y : array-like
+                Targets, shape (n_samples,).
+            sample_weight : array-like, optional
+                Weight of each row, shape (n_samples,), not negative: 2 counts as two
+                such rows and 0 as none, but rows are drawn and held out whatever
+                their weight. Base learner and loss must take weights.
+            """
             X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-            return self._boost(X, y.astype(np.float64), self._named_loss())
+            loss = self._named_loss()
+            X, y, w = self._weighed(X, y, sample_weight, loss)
+            return self._boost(X, y.astype(np.float64), loss, w)
 
         def _named_loss(self):
             if _is_loss(self.loss):
@@ -580,10 +677,11 @@ def _estimators() -> dict[str, type]:
             tags.classifier_tags.multi_class = False
             return tags
 
-        def fit(self, X, y):
+        def fit(self, X, y, sample_weight=None):
             """Fit to features X (n_samples, n_features) and labels y (n_samples,) of
-            two classes; return the estimator."""
+            two classes, weighted as in `GradientBoosting`; return the estimator."""
             X, y = validate_data(self, X, y, dtype=np.float64)
+            X, y, w = self._weighed(X, y, sample_weight, LogLoss())
             check_classification_targets(y)
             kind = type_of_target(y, input_name="y", raise_unknown=True)
             if kind != "binary":  # the sentence is scikit-learn's own
@@ -594,7 +692,7 @@ def _estimators() -> dict[str, type]:
             self.classes_, labels = np.unique(y, return_inverse=True)
             got = f"{len(self.classes_)} class"
             require(len(self.classes_) == 2, "y", got, "two classes")
-            return self._boost(X, labels.astype(np.float64), LogLoss(), labels)
+            return self._boost(X, labels.astype(np.float64), LogLoss(), w, labels)
 
         def decision_function(self, X):
             """Return the log-odds of the second class for features X (n_samples,
