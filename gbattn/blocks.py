@@ -257,7 +257,8 @@ def post_norm(x: torch.Tensor, sublayer: Sublayer, norm: Sublayer) -> torch.Tens
 
     Notes
     -----
-    Source: chapter 11.
+    A normaliser returns NaN or 0 for entries whose squares overflow, beyond 1e19 in
+    float32. Source: chapter 11.
     """
     return norm(x + sublayer(x))
 

@@ -40,6 +40,12 @@ def _check_memory(state, patterns, kind: str, beta: float, degree: int) -> None:
     check(kind=(kind, known), beta=(beta, POSITIVE), degree=(degree, _DEGREE))
     check_tensors(patterns=patterns, state=state)
 
+
+def _check_result(result: torch.Tensor, beta: float) -> torch.Tensor:
+    got, want = f"{beta}, where the result overflows to NaN", "one where it does not"
+    require(not bool(result.isnan().any()), "beta", got, want)
+    return result
+
 # %% ../nbs/04_hopfield.ipynb #1580910f
 #| code-fold: true
 def energy(
@@ -86,7 +92,7 @@ def energy(
         return half - (beta * z).exp().sum(-1) / beta
     largest = patterns.square().sum(-1).amax(-1)[..., None]  # M², (…, 1)
     constant = math.log(patterns.shape[-2]) / beta + largest / 2
-    return half - (beta * z).logsumexp(-1) / beta + constant
+    return _check_result(half - (beta * z).logsumexp(-1) / beta + constant, beta)
 
 # %% ../nbs/04_hopfield.ipynb #9ea41b8e
 #| code-fold: true
@@ -176,6 +182,7 @@ def retrieve(
         state = _step(state, patterns, kind, beta, degree, gain)
         if path:
             states.append(state)
+    _check_result(state, beta)
     return torch.stack(states) if path else state
 
 # %% ../nbs/04_hopfield.ipynb #c203c4f6
@@ -390,4 +397,4 @@ def jacobian(
     check_tensors(patterns=patterns, state=state)
     p = (beta * state @ patterns.mT).softmax(-1)  # (…, m, N)
     spread = patterns.unsqueeze(-3) - (p @ patterns).unsqueeze(-2)  # (…, m, N, d)
-    return beta * (p.unsqueeze(-1) * spread).mT @ spread
+    return _check_result(beta * (p.unsqueeze(-1) * spread).mT @ spread, beta)

@@ -438,5 +438,12 @@ def retrieval_posterior(
     like = dict(dtype=queries.dtype, device=queries.device, of=of)
     check_tensor("patterns", patterns, "N D", positive="N", D=D, **like)
     check(noise=(noise, POSITIVE))
+    size = torch.finfo(queries.dtype)
+    fits = size.tiny <= noise * noise <= size.max
+    require(fits, "noise", noise, f"σ whose square is a number of {queries.dtype}")
     evidence = queries @ patterns.mT - patterns.square().sum(-1) / 2
+    fits = bool(evidence.isfinite().all())
+    require(fits, "queries", "NaN or overflow in q · p − ½‖p‖²", "finite products")
+    # Beside the largest, which is 0, a quotient may overflow to −∞, whose weight is 0.
+    evidence = evidence - evidence.amax(-1, keepdim=True)
     return (evidence / noise**2).softmax(-1)

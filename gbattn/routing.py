@@ -269,4 +269,7 @@ def forward_algorithm(
         joint = prior * one  # (B, n)
         posterior.append(joint / joint.sum(-1, keepdim=True))
         prior = posterior[-1] @ transition
-    return torch.stack(posterior, dim=1)
+    found = torch.stack(posterior, dim=1)
+    got, want = "probability 0 of an observation", "a state that can emit each"
+    require(bool(found.isfinite().all()), "likelihood", got, want)
+    return found

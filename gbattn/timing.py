@@ -88,14 +88,16 @@ def score_drift_bound(
     norm, root = torch.linalg.matrix_norm, math.sqrt(K)
     before, after = (a @ q @ (a @ k).mT / root for a, q, k in zip(x, w_q, w_k))
     size_q, size_k = norm(w_q[0]), norm(w_k[0])
+    step_q, step_k = norm(w_q[1] - w_q[0]), norm(w_k[1] - w_k[0])
     lambda_q, lambda_k = (
-        norm(w_q[1] - w_q[0]) / size_q,
-        norm(w_k[1] - w_k[0]) / size_k,
+        torch.where(step == 0, step, step / size)  # 0 where zeros stay zeros
+        for step, size in ((step_q, size_q), (step_k, size_k))
     )
     energy = norm(x[1]).square() / root
-    steps = energy * (lambda_q + lambda_k + lambda_q * lambda_k)
+    # Times ‖W_Q‖‖W_K‖, as a λ is infinite for a matrix that was zero.
+    steps = energy * (step_q * size_k + size_q * step_k + step_q * step_k)
     inputs = norm(x[1] - x[0]) * (norm(x[0]) + norm(x[1])) / root
-    bound = size_q * size_k * (steps + inputs)
+    bound = steps + size_q * size_k * inputs
     return ScoreDrift(norm(after - before), bound, lambda_q, lambda_k, energy)
 
 # %% ../nbs/21_timing.ipynb #a7a5afb3

@@ -32,6 +32,7 @@ from gbattn.conventions import (
     load_records,
     put_to_test,
     quote,
+    require,
 )
 from gbattn.experiments import EXPERIMENTS, Arm, Experiment, records_of
 from gbattn.language_model import LanguageModel
@@ -518,6 +519,12 @@ def first_block(model: LanguageModel, windows: torch.Tensor) -> dict:
     mean weight of any head on the query's own token and on the one before; and by how
     many nats the loss of all tokens rises without the attention, and without the
     feed-forward part."""
+    some = windows.ndim == 2 and len(windows) > 0 and windows.shape[1] > 2
+    got, want = f"shape {tuple(windows.shape)}", "one or more, of three tokens or more"
+    require(some, "windows", got, want)
+    some = windows.ndim == 2 and len(windows) > 0 and windows.shape[1] > 2
+    got, want = f"shape {tuple(windows.shape)}", "one or more, of three tokens or more"
+    require(some, "windows", got, want)
     x, y = windows[:, :-1], windows[:, 1:].flatten()
     block, inputs_of = model.blocks[0], []
     loss = lambda: torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y)

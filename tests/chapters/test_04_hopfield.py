@@ -594,3 +594,12 @@ def test_bad_options_are_named(call, sentence):
 def test_capacity_curve_names_what_is_wrong(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         capacity_curve(**({"d": 5, "counts": [3], "generator": torch.Generator()} | change))
+
+
+@pytest.mark.parametrize(("beta", "call"), [(5e-324, "energy"), (1e38, "update"), (1e38, "jacobian")])
+def test_a_sharpness_at_which_nothing_can_be_computed_is_named(beta, call):
+    import gbattn.hopfield as hopfield
+
+    state, patterns = 3 * torch.ones(1, 4), 3 * torch.ones(2, 4)
+    with pytest.raises(ValueError, match="^beta: "):
+        getattr(hopfield, call)(state, patterns, beta=beta)

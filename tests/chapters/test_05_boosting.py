@@ -558,7 +558,7 @@ def test_weights_that_nothing_can_use_are_refused():
         def leaf(self, y, F):
             return super().leaf(y, F)
 
-    X, y, fitted = np.arange(10.0).reshape(5, 2), np.arange(5.0), []
+    X, y = np.arange(10.0).reshape(5, 2), np.arange(5.0)
     for w in ([1, 1, -1, 1, 1], [0] * 5, [1e308] * 5):
         for kind in (GradientBoosting, GradientBoostingClassifier):
             with pytest.raises(ValueError, match="[sS]ample.weight"):

@@ -410,3 +410,15 @@ def test_patterns_of_any_length_and_queries_of_any_shape():
     queries, patterns = torch.randn(2, 3, 4, generator=rng), torch.randn(5, 4, generator=rng)
     expected = (-torch.cdist(queries, patterns[None]).square() / (2 * 0.7**2)).softmax(-1)
     torch.testing.assert_close(retrieval_posterior(queries, patterns, 0.7), expected)
+
+
+def test_noise_beyond_the_dtype_is_named_and_little_noise_has_its_limit():
+    from gbattn.retrieval import retrieval_posterior
+
+    patterns = 1e10 * torch.eye(3, dtype=torch.float32)
+    for noise in (5e-324, 1e-30, 1e200):
+        with pytest.raises(ValueError, match="^noise: "):
+            retrieval_posterior(patterns, patterns, noise)
+    assert torch.equal(retrieval_posterior(patterns, patterns, 1e-18), torch.eye(3, dtype=torch.float32))
+    with pytest.raises(ValueError, match="^queries: "):
+        retrieval_posterior(1e20 * patterns, 1e20 * patterns, 1.0)

@@ -779,3 +779,9 @@ def test_what_the_shift_does_for_each_arm():
 def test_settings_without_records_say_how_many_runs_are_in(tmp_path):
     lines = settings_table(Report(tmp_path)).data.splitlines()[2:]
     assert len(lines) == 6 and all("0 of" in line and "%" not in line for line in lines)
+
+
+@pytest.mark.parametrize("shape", [(0, 9), (3, 2), (9,)])
+def test_effects_of_no_windows_are_refused(shape):
+    with pytest.raises(ValueError, match="^windows: "):
+        reports.first_block(None, torch.zeros(shape, dtype=torch.int64))

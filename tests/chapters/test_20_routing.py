@@ -456,3 +456,12 @@ def test_an_error_of_the_loss_leaves_the_layer_as_it_was():
     with pytest.raises(ZeroDivisionError):
         routing(layer, lambda: 1 / 0)
     assert "attend_heads" not in vars(layer) and not layer._forward_pre_hooks
+
+
+def test_an_observation_that_no_state_emits_is_named():
+    from gbattn.routing import forward_algorithm
+
+    likelihood = torch.ones(1, 3, 2)
+    likelihood[0, 1] = 0
+    with pytest.raises(ValueError, match="^likelihood: "):
+        forward_algorithm(torch.tensor([0.5, 0.5]), torch.eye(2), likelihood)

@@ -562,3 +562,12 @@ def test_what_was_not_observed_has_no_result():
         Specialisation(a_batch(), at=()).result()
     with pytest.raises(ValueError, match="^at: got"):
         Specialisation(a_batch(), at=[-1])
+
+
+def test_the_bound_of_weights_that_begin_at_zero_is_a_number():
+    from gbattn.timing import score_drift_bound
+
+    x, zero, w = torch.randn(4, 3), torch.zeros(3, 2), torch.randn(3, 2)
+    still, moved = (score_drift_bound((x, x), (zero, end), (w, w + 1)) for end in (zero, w))
+    assert still.bound == still.drift == still.lambda_q == 0
+    assert moved.lambda_q == torch.inf and moved.drift <= moved.bound < torch.inf
