@@ -1809,7 +1809,10 @@ class MultiHeadAttention(nn.Module):
                     cache.buffers[stored].dtype
                 )  # (B, 1, 1, G·K)
                 last = cache.replace(stored, new)[:, 0].to(z.dtype)
-            mixed.append(getattr(of, f"{name}_shift")(z, last, joined))
+            # Per-sample gradients, as opacus computes them, know one tensor: it must
+            # not go on where there are more.
+            given = (z,) if last is None and joined is None else (z, last, joined)
+            mixed.append(getattr(of, f"{name}_shift")(*given))
         return tuple(mixed)
 
     def _check_features(self, name: str, x: torch.Tensor) -> int:

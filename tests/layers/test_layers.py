@@ -737,6 +737,17 @@ def test_decoding_compiles_once_for_a_fixed_and_once_for_a_growing_length(kind):
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize(("kind", "options"), [*variants()])
+def test_what_holds_weights_is_called_with_tensors_alone(kind, options):
+    """What computes per-sample gradients hooks such modules, and detaches what they are called with."""
+    layer, given = layer_of(kind, **options), []
+    for module in layer.modules():
+        if [*module.parameters(recurse=False)]:
+            module.register_forward_pre_hook(lambda _, args: given.append(args))
+    layer.train()(tokens(), causal=True)
+    assert given and all(isinstance(x, torch.Tensor) for args in given for x in args)
+
+
 @pytest.mark.parametrize("kind", ["multi_head", "linear elu", "boosted 2 residual feature"])
 @torch.no_grad()
 def test_a_compiled_layer_takes_any_length(kind):
