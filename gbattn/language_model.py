@@ -1077,7 +1077,10 @@ class LanguageModel(nn.Module):
 
         check(folder=(folder, PATH))
         check_folder("folder", folder := Path(folder))
-        weights = {k: w.detach().contiguous() for k, w in self.state_dict().items()}
+        weights = {  # named as if no part were compiled
+            k.replace("_orig_mod.", ""): w.detach().contiguous()
+            for k, w in self.state_dict().items()
+        }
         plan = type(self)(self.config, device="meta")
         _check_weights("model", weights, plan, "as its config says")
         places = {}

@@ -442,10 +442,33 @@ class History:
 _FORMAT = "gbattn checkpoint 2"
 
 
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """What to call, which torch may have compiled, and the model in it, whose names,
+    config and signature count."""
+    require(isinstance(model, nn.Module), "model", type(model).__name__, "a torch Module")
+    called, parallel = model, (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        if isinstance(model, parallel):
+            gpus = len(model.device_ids or ())
+            got = f"a {type(model).__name__} over {gpus} GPUs"
+            require(gpus < 2, "model", got, "what it wraps; torchrun takes several")
+            called = model.module if called is model else called
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model._orig_mod
+        else:
+            return called, model
+
+
+def _plain_name(name: str) -> str:
+    """The name of a tensor without what torch.compile adds to it."""
+    return name.replace("_orig_mod.", "")
+
+
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by name, shared ones once."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
-    return {name: tensor.detach() for name, tensor in named}
+    return {_plain_name(name): tensor.detach() for name, tensor in named}
 
 
 def _put_back(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
@@ -479,7 +502,7 @@ def _identity(model, corpus, config: TrainConfig, accelerator) -> dict[str, str]
     for name, x in _tensors(model).items():
         settings[f"model {name}"] = f"{x.dtype} {tuple(x.shape)}"
     for name, x in model.named_parameters():
-        settings[f"model {name}"] += "" if x.requires_grad else " frozen"
+        settings[f"model {_plain_name(name)}"] += "" if x.requires_grad else " frozen"
     settings |= {"corpus": _fingerprint(corpus)}
     settings |= {"processes": accelerator.num_processes}
     settings |= {"sharded": True} if accelerator.is_fsdp2 else {}
@@ -515,7 +538,7 @@ def _check_same_run(
 # %% ../nbs/15_training.ipynb #3b06673a
 #| code-fold: true
 def _takes(model: nn.Module) -> dict[str, inspect.Parameter]:
-    return inspect.signature(getattr(model, "forward", model)).parameters
+    return inspect.signature(_unwrapped(model)[1].forward).parameters
 
 
 def _check_documents(model: nn.Module, document_end: int | None) -> None:
@@ -706,12 +729,13 @@ class RateGroup(NamedTuple):
 def _split(model: nn.Module, groups: list[dict], rates: tuple) -> list[dict]:
     """The groups of `decay_groups`, each cut by which `RateGroup` a parameter is in."""
     rule = instance(RateGroup, "a RateGroup")
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named = model.named_parameters(remove_duplicate=False)
+    named = {_plain_name(name): p for name, p in named}
     learning = {id(p) for group in groups for p in group["params"]}
     place = {}
     for i, x in enumerate(rates):
         check(rates=(x, rule))
-        for name in x.names:
+        for name in map(_plain_name, x.names):
             known = name in named and id(named[name]) in learning
             require(known, "rates", repr(name), "names of parameters that learn")
             once = id(named[name]) not in place
@@ -790,6 +814,7 @@ class _Run:
         rates=(),
         capture: bool = False,
     ):
+        called, model = _unwrapped(model)
         self.whole, self.corpus, self.config = model, corpus, config
         self.model, self.folder, self.rates = model, folder, tuple(rates)
         length = window_length(model, config.length)
@@ -814,9 +839,9 @@ class _Run:
             groups, betas=config.betas, fused=fused, capturable=capture
         )
         self.module, self.optimizer = accelerator.prepare(
-            _Summed(self.model), optimizer
+            _Summed(self.model if self.sharded else called), optimizer
         )
-        self.scored = self.module if self.sharded else model
+        self.scored = self.module if self.sharded else called
         if config.compile:
             torch.compiler.reset()  # what a run compiles depends on no run before
             self.module = torch.compile(self.module, dynamic=False)
@@ -1020,7 +1045,12 @@ def _check_summed(model, tokens: np.ndarray, length: int) -> None:
     yet look right. Two copies of a window have twice the loss of one."""
     one = next(sequential_windows(tokens, length, batch_size=1))
     two = Batch(*(part.repeat(2, 1) for part in one))
-    single, double = (_nats(model, iter([windows]))[0] for windows in (one, two))
+    try:
+        single, double = (_nats(model, iter([w]))[0] for w in (one, two))
+    except (AttributeError, TypeError) as error:
+        got = f"{type(model).__name__}, whose call fails ({error})"
+        want = "a forward that names what it takes: tokens, or targets and reduction too"
+        require(False, "model", got, want)
     # A mean is off by half; rounding, and a small term of another kind, are not.
     twice = not math.isfinite(double) or abs(double - 2 * single) <= 0.25 * abs(
         double
@@ -1344,7 +1374,7 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
     """
     check(checkpoint=(checkpoint, PATH))
     check_packages("train", "safetensors")
-    path = Path(checkpoint)
+    path, model = Path(checkpoint), _unwrapped(model)[1]
     try:
         state = read_json(path / "training.json", "as train writes it")
         weights = _read_tensors(path, "model", state, _tensors(model))
@@ -1504,7 +1534,9 @@ def train(
         ``model(inputs)`` if it does not, or names ``labels`` as Hugging Face's models
         do; it must return logits (B, T, V), alone, in a tuple or as ``.logits``. It
         is trained in place, moved to accelerate's device, and left in evaluation mode
-        with the weights that ``config.keep`` names.
+        with the weights that ``config.keep`` names. Around it may be what
+        ``torch.compile`` or ``DataParallel`` returns: names and checkpoints are those
+        of the model itself.
     corpus : gbattn.corpora.Corpus
         Or anything with token ids of shape (n,) as ``train`` and ``valid``.
     config : TrainConfig
@@ -1584,8 +1616,8 @@ def train(
             _go(run, progress, tensorboard)
         finally:  # see `_initial_weights`
             if folder is not None:
-                left = str(folder.absolute()), _hash_of(model)
-                model._left_by_run = {left: run.identity["initial weights"]}
+                left = str(folder.absolute()), _hash_of(run.whole)
+                run.whole._left_by_run = {left: run.identity["initial weights"]}
     return run.history
 
 
@@ -1776,7 +1808,7 @@ class RunFolder:
         done = self.history()
         if done and not checkpoints(self.checkpoints):
             saved = LanguageModel.from_pretrained(self.path)
-            model.load_state_dict(saved.state_dict())
+            _put_back(_unwrapped(model)[1], _tensors(saved))
             return done
         options = dict(tensorboard=tensorboard, capture=capture)
         options["folder"] = self.checkpoints
@@ -1787,7 +1819,7 @@ class RunFolder:
         norms = [x if math.isfinite(x) else None for x in history.gradient_norm]
         found = history.to_dict() | {"gradient_norm": norms}
         try:
-            model.save_pretrained(self.path)
+            _unwrapped(model)[1].save_pretrained(self.path)
             self._write("history.json", found)
         except OSError as error:
             raise OSError(f"{error}; {self._saved()}") from None
@@ -1906,6 +1938,7 @@ def evaluate(
     first scores one window alone and two copies of it, which shows whether its
     loss is a sum. Source: chapter 15; Proposition "Every token once" of chapter 14.
     """
+    called, model = _unwrapped(model)
     length = window_length(model, length)
     windows = sequential_windows(
         tokens, length, context=context, batch_size=batch_size
@@ -1916,9 +1949,9 @@ def evaluate(
     require(known, "tokens", "a number that is no token", want)
     check(n_bytes=(n_bytes, optional(COUNT)))
     _check_documents(model, document_end)
-    _check_summed(model, tokens, length)
+    _check_summed(called, tokens, length)
     windows = (_packed(x, document_end) for x in windows)
-    nats, n_tokens = _nats(model, windows)
+    nats, n_tokens = _nats(called, windows)
     want = "a finite one: look for NaN and infinity in the weights"
     require(math.isfinite(nats), "model", f"a loss of {nats}", want)
     return Evaluation.of(nats, n_tokens, n_bytes)

@@ -1647,6 +1647,15 @@ def test_saving_again_replaces(tmp_path):
     assert torch.equal(LanguageModel.from_pretrained(tmp_path).head_weight, other.head_weight)
 
 
+def test_a_model_with_a_compiled_part_is_saved_as_the_plain_one(tmp_path):
+    model = LanguageModel(config_of("boosted"), seed=3).eval()
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    model.save_pretrained(tmp_path)
+    again = LanguageModel.from_pretrained(tmp_path)
+    assert {*again.state_dict()} == {*LanguageModel(model.config).state_dict()}
+    assert torch.equal(again(tokens_of()), LanguageModel(model.config, seed=3).eval()(tokens_of()))
+
+
 def test_a_model_owns_the_weights_it_read(tmp_path):
     """Whatever becomes of the file."""
     one, other = (LanguageModel(config_of("boosted"), seed=seed).eval() for seed in (1, 2))

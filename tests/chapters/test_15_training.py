@@ -34,6 +34,7 @@ from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import (
     Evaluation,
     History,
+    RateGroup,
     RunFolder,
     TrainConfig,
     check_device,
@@ -1408,6 +1409,112 @@ def test_a_model_of_another_kind_without_logits_is_named():
         ValueError, match=r"model: got Tensor; want logits \(B, T, V\), alone, in a tuple or as .logits"
     ):
         run(MeanAlone())
+
+
+def compiled(model, backend="eager"):
+    return torch.compile(model, backend=backend)
+
+
+def partly_compiled(model):
+    model.head = compiled(model.head)
+    return model
+
+
+WRAPPERS = {
+    "compiled": compiled,
+    "parallel": nn.DataParallel,
+    "compiled in parallel": lambda model: nn.DataParallel(compiled(model)),
+    "a part compiled": partly_compiled,
+}
+# Of which torch warns itself.
+wraps = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
+
+
+@wraps
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("kind", [HuggingFace, LogitsAlone])
+def test_what_torch_wraps_is_trained_and_scored_as_what_is_in_it(kind, wrap):
+    expected, model = kind(), wrap(kind())
+    wanted, history = run(expected), run(model)
+    assert history.validation_loss == pytest.approx(wanted.validation_loss, rel=1e-6)
+    assert torch.allclose(weights(model), weights(expected), atol=1e-6)
+    assert evaluate(model, TOKENS).loss == pytest.approx(evaluate(expected, TOKENS).loss, rel=1e-6)
+
+
+@wraps
+def test_a_compiled_model_is_called_as_it_was_compiled():
+    calls = []
+
+    def backend(graph, inputs):
+        return lambda *args: calls.append(1) or graph(*args)
+
+    evaluate(compiled(LogitsAlone(), backend), TOKENS)
+    scored = len(calls)
+    run(compiled(LogitsAlone(), backend))
+    assert scored and len(calls) > 2 * scored
+
+
+@wraps
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("plain_first", [True, False])
+def test_checkpoints_are_those_of_the_plain_model(wrap, plain_first, tmp_path, monkeypatch):
+    first, then = (lambda model: model, wrap)[:: 1 if plain_first else -1]
+    stopped, resumed, loaded, straight = first(Toy()), then(Toy()), then(Toy(seed=1)), Toy()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        stop_after(patched, 3)
+        run(stopped, folder=tmp_path, checkpoint_every=3)
+    load_weights(loaded, checkpoints(tmp_path)[3])
+    assert torch.equal(weights(loaded), weights(stopped))
+    run(straight)
+    assert run(resumed, folder=tmp_path).step[0] == 1  # it went on
+    assert torch.allclose(weights(resumed), weights(straight), atol=1e-6)
+
+
+@wraps
+def test_the_folder_of_a_run_takes_a_compiled_model(tmp_path):
+    folder, model = RunFolder(tmp_path), compiled(small_model())
+    history = folder.train(model, CORPUS, config(steps=2))
+    assert torch.equal(weights(LanguageModel.from_pretrained(tmp_path)), weights(model))
+    shutil.rmtree(folder.checkpoints)
+    assert folder.train(again := compiled(small_model()), CORPUS, config(steps=2)) == history
+    assert torch.equal(weights(again), weights(model))
+
+
+@wraps
+def test_rates_are_for_the_names_of_a_compiled_model_or_of_the_plain_one():
+    for name in ("head.weight", "_orig_mod.head.weight"):
+        model, held = compiled(Toy()), RateGroup((name,), lambda *_: 0.0)
+        train(model, CORPUS, config(), rates=[held], progress=False)
+        assert torch.equal(model.head.weight, Toy().head.weight)
+        assert not torch.equal(model.head.bias, Toy().head.bias)
+
+
+class Passing(nn.Module):
+    """A wrapper that takes anything."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+    def forward(self, *args, **options):
+        return self.module(*args, **options)
+
+
+def over_two_gpus(model):
+    model = nn.DataParallel(model)
+    model.device_ids = [0, 1]
+    return model
+
+
+@pytest.mark.parametrize(
+    "model", [Passing(Pair()), Passing(LogitsAlone()), nn.Sequential(Pair()).forward, over_two_gpus(Toy())]
+)
+def test_a_model_that_cannot_be_called_is_named(model, tmp_path):
+    with pytest.raises(ValueError, match="^model: got "):
+        run(model, folder=tmp_path, length=T)
+    assert not checkpoints(tmp_path)
+    with pytest.raises(ValueError, match="^model: got "):
+        evaluate(model, TOKENS, length=T)
 
 
 def test_the_length_of_a_hugging_face_model_is_asked_for():
