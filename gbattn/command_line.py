@@ -354,7 +354,11 @@ def _result(command: str, words: Sequence[str]) -> str:
         result = COMMANDS[command].function(**chosen)
     except ValueError as error:
         raise _as_typed(command, words, error) from None
-    return json.dumps(_plain(result)) if as_json else COMMANDS[command].say(result)
+    if as_json:
+        return json.dumps(_plain(result))
+    from gbattn.conventions import printable
+
+    return printable(COMMANDS[command].say(result))
 
 
 def _act(words: list[str]) -> int:

@@ -123,7 +123,9 @@ def _check_one_process(command: str, instead: str) -> None:
 
 def _tell(*words: object) -> None:
     """A line on standard error, where progress goes."""
-    print(*words, file=sys.stderr, flush=True)
+    from gbattn.conventions import printable
+
+    print(*map(printable, map(str, words)), file=sys.stderr, flush=True)
 
 
 def _many(count: int, what: str) -> str:
@@ -448,12 +450,15 @@ def _say_trained(result: dict) -> str:
 #| code-fold: true
 def _read_text(path: Path) -> str:
     """A text as `load_corpus` reads it."""
+    from gbattn.corpora import text_checksum
+
     _check(text=path)
     _require(path.is_file(), "text", str(path), "a file")
     try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        _require(False, "text", f"{path} ({error})", "UTF-8 text")
+        text_checksum(path)
+    except ValueError as error:
+        _require(False, "text", f"{error}", "UTF-8 text")
+    return path.read_text("utf-8-sig")
 
 
 def _text_of(run: dict, corpus: str | None, cache: Path | None) -> "Corpus":

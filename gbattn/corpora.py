@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'HUB', 'FORMAT', 'MANIFEST', 'python_docs', 'check_recipe', 'train_tokenizer', 'bits_per_byte',
-           'HubText', 'as_array', 'Corpus', 'TextStream', 'file_checksum', 'manifest_checksum', 'read_manifest',
-           'open_corpus', 'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'pack_documents', 'TokenStream',
-           'sequential_windows', 'bigram_loss']
+           'HubText', 'text_checksum', 'as_array', 'Corpus', 'TextStream', 'file_checksum', 'manifest_checksum',
+           'read_manifest', 'open_corpus', 'cache_root', 'load_corpus', 'Batch', 'PackedBatch', 'pack_documents',
+           'TokenStream', 'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -217,7 +217,7 @@ def train_tokenizer(
     vocab_size : int
         The vocabulary size to reach. A text without enough pairs to merge gives a
         smaller one; in the published recipe, one with more distinct characters a
-        larger.
+        larger. A word longer than 1,024 characters counts as several.
     recipe : {"byte-level", "published"}
         ``"byte-level"`` starts from the 256 bytes and can spell every string.
         ``"published"`` is the recipe of the language models of Sargolzaei (2026):
@@ -249,7 +249,12 @@ def train_tokenizer(
         special_tokens=special,
         show_progress=False,
     )
+    # Its time is quadratic in the longest word, which may be all of a text.
+    words, pieces = tokenizer.pre_tokenizer, library.pre_tokenizers
+    cut = pieces.Split(library.Regex(".{1,1024}"), "isolated")
+    tokenizer.pre_tokenizer = pieces.Sequence([words, cut])
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = words
     return tokenizer
 
 # %% ../nbs/14_corpora.ipynb #73852cdc
@@ -366,18 +371,34 @@ def _from_python(name: str) -> tuple[_Rows, dict]:
     return rows, {"corpus": name, "source": source}
 
 
-def _checksum_of_text(path: Path) -> str:
-    """The SHA-256 of a file, which must be text in UTF-8 and not blank."""
+def _encoding_of(head: bytes) -> str:
+    """What the first bytes of a file with NULs seem to be."""
+    head = head[: len(head) // 4 * 4]
+    for code in ("UTF-32LE", "UTF-32BE"):
+        with suppress(UnicodeDecodeError):
+            return code if head.decode(code) else "a binary file"
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if max(even, odd) < max(4 * min(even, odd), len(head) / 16):
+        return "a binary file"
+    return "UTF-16LE" if odd > even else "UTF-16BE"
+
+
+def text_checksum(path: Path) -> str:
+    """Return the SHA-256 of a file, which must be text in UTF-8 and not blank."""
     require(path.is_file(), str(path), "no file that can be read", "a text file")
     digest, blank = hashlib.sha256(), True
+    cure = "UTF-8; iconv converts other encodings"
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             digest.update(line)
+            if b"\0" in line:
+                file.seek(0)
+                what = f"NULs, as if it were {_encoding_of(file.read(2**16))}"
+                require(False, str(path), what, cure)
             try:
                 blank = not line.decode("utf-8-sig").strip() and blank
             except UnicodeDecodeError as error:
                 got = f"byte 0x{line[error.start]:02x} in line {number}"
-                cure = "UTF-8; iconv converts other encodings"
                 require(False, str(path), got, cure)
     require(not blank, str(path), "no text in it", "a file with text")
     return digest.hexdigest()
@@ -386,22 +407,25 @@ def _checksum_of_text(path: Path) -> str:
 def _text_files(folder: Path) -> list[Path]:
     """The .txt files below a folder by name, also behind links, without hidden ones."""
 
-    def fail(error):
-        got = f"{error.filename}, which cannot be listed ({error.strerror})"
-        require(False, "name_or_folder", got, "folders that can be read")
-
-    found, visited = [], set()
-    for place, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        here, got = os.path.realpath(place), f"{place}, which is read already"
-        new = here not in visited
-        require(new, "name_or_folder", got, "links to other folders")
-        visited.add(here)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(place, name)
-            for name in names
-            if name.lower().endswith(".txt") and not name.startswith(".")
-        ]
+    # os.walk calls itself at each level in Python 3.11, and a resolved path asks for
+    # each folder above it.
+    found, visited, waiting = [], set(), [str(folder)]
+    while waiting:
+        place = waiting.pop()
+        try:
+            here, entries = os.stat(place), list(os.scandir(place))
+        except OSError as error:
+            got = f"{place}, which cannot be listed ({error.strerror})"
+            require(False, "name_or_folder", got, "folders that can be read")
+        new, got = (here.st_dev, here.st_ino), f"{place}, which is read already"
+        require(new not in visited, "name_or_folder", got, "links to other folders")
+        visited.add(new)
+        entries = [entry for entry in entries if not entry.name.startswith(".")]
+        for entry in entries:
+            if os.path.isdir(entry.path):
+                waiting.append(entry.path)
+            elif entry.name.lower().endswith(".txt"):
+                found.append(Path(entry.path))
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
@@ -422,7 +446,7 @@ def _from_folder(folder: Path) -> tuple[_Rows, dict]:
     require(not missing, "name_or_folder", got, want)
     inside = lambda path: path.relative_to(folder).as_posix()
     source = {
-        split: {inside(path): _checksum_of_text(path) for path in paths}
+        split: {inside(path): text_checksum(path) for path in paths}
         for split, paths in files.items()
     }
 

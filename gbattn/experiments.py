@@ -71,6 +71,7 @@ from gbattn.conventions import (
     left_drafts,
     one_of,
     optional,
+    printable,
     profile,
     read_records,
     require,
@@ -979,7 +980,7 @@ def describe_error(error: Exception) -> str:
     if not isinstance(error, ValueError):
         line = message.partition("\n")[0]
         message = line if len(line) <= 300 else f"{line[:299]}…"
-    return " ".join(message.split()) or type(error).__name__
+    return printable(" ".join(message.split())) or type(error).__name__
 
 
 def _work(
@@ -1012,7 +1013,8 @@ def _work(
 
     def report(number: int, one: Run, what: str) -> None:
         line = f"{one.experiment} {number}/{len(runs)} {one.name}: {what}"
-        print(f"{line}\n", end="", file=sys.stderr, flush=True)  # at once, whole
+        text = f"{printable(line)}\n"
+        print(text, end="", file=sys.stderr, flush=True)  # at once, whole
 
     def run_next() -> bool:
         for number, one in enumerate(runs, 1):

@@ -401,6 +401,15 @@ class GbattnPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
 
 
+def _rows_of(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tensor:
+    """The rows of a table; on a CPU a number beyond it is named."""
+    try:
+        return table(numbers)
+    except IndexError:
+        got = f"numbers from {int(numbers.min())} to {int(numbers.max())}"
+        require(False, name, got, f"0 to {len(table.weight) - 1}, the rows of a table")
+
+
 class GbattnModel(GbattnPreTrainedModel):
     """The residual stream of a `GbattnForCausalLM`, before the head.
 
@@ -465,7 +474,7 @@ class GbattnModel(GbattnPreTrainedModel):
         got = "both or neither of input_ids and inputs_embeds"
         require(one, "input_ids", got, "exactly one of them")
         if inputs_embeds is None:
-            inputs_embeds = self.token_embedding(input_ids)
+            inputs_embeds = _rows_of(self.token_embedding, "input_ids", input_ids)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         if cache is not None:
@@ -478,7 +487,7 @@ class GbattnModel(GbattnPreTrainedModel):
             position_ids = torch.arange(T, device=inputs_embeds.device)[None] + past
         h, angles = inputs_embeds, {}
         if self.position_embedding is not None:
-            h = h + self.position_embedding(position_ids)
+            h = h + _rows_of(self.position_embedding, "position_ids", position_ids)
         # A static cache is longer than its tokens, which only a mask can say.
         static = cache is not None and cache.is_compileable
         mask = create_causal_mask(

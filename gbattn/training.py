@@ -61,6 +61,7 @@ from gbattn.conventions import (
     lock_folder,
     one_of,
     optional,
+    printable,
     read_json,
     require,
     up_to,
@@ -1487,7 +1488,7 @@ def _stop(run: _Run) -> None:
         raise KeyboardInterrupt(message)
     if handler is not signal.SIG_DFL:
         return signal.raise_signal(number)
-    print(message, file=sys.stderr)  # Python prints nothing for an exit
+    print(printable(message), file=sys.stderr)  # Python prints nothing for an exit
     raise SystemExit(128 + number)
 
 

@@ -907,6 +907,44 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("code", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+def test_a_text_in_another_encoding_is_named_with_its_encoding(code, tmp_path):
+    texts = dict(train="a b\n".encode(code), valid=b"b", test=b"c")
+    with pytest.raises(ValueError, match=f"train.txt: got .*{code}"):
+        load_corpus(local(tmp_path, **texts), cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_with_nuls_is_no_text(tmp_path):
+    texts = dict(train=b"a b c d e f\n" * 9 + b"\0\n", valid=b"b", test=b"c")
+    with pytest.raises(ValueError, match="train.txt: got .*binary"):
+        load_corpus(local(tmp_path, **texts), cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("recipe", ["byte-level", "published"])
+def test_no_word_that_the_tokenizer_learns_from_is_longer_than_1024(recipe):
+    tokenizer = train_tokenizer(["a" * 8192], 300, recipe)
+    assert max(map(len, tokenizer.get_vocab())) == 1024
+    tokens = tokenizer.encode("a" * 8192).tokens
+    assert "".join(tokens) == "a" * 8192 and len(tokens) == 8
+
+
+def test_a_folder_is_read_however_deep(tmp_path, cache):
+    local(tmp_path, valid=b"b b", test=b"c c")
+    place, made = tmp_path, []
+    for name in ["train"] + 1200 * ["d"]:
+        place = f"{place}/{name}"
+        os.mkdir(place)
+        made.append(place)
+    Path(place, "a.txt").write_text("a a a")
+    try:
+        assert len(load_corpus(tmp_path, vocab_size=256, cache=cache).train) == 5
+    finally:  # shutil.rmtree calls itself
+        os.remove(f"{place}/a.txt")
+        for folder in reversed(made):
+            os.rmdir(folder)
+
+
 @pytest.mark.parametrize("texts, error", FAULTS.values(), ids=FAULTS)
 def test_faults_of_a_folder(tmp_path, texts, error):
     with pytest.raises(ValueError, match=error):

@@ -587,3 +587,18 @@ def test_trainer_trains_the_corrections_alone(gp, tmp_path):
         model(IDS, labels=IDS).loss
         < gp.GbattnForCausalLM.from_language_model(book_model("standard"))(IDS, labels=IDS).loss
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (dict(input_ids=IDS + 40), "input_ids"),
+        (dict(input_ids=-IDS - 1), "input_ids"),
+        (dict(input_ids=IDS.repeat(1, 4)), "position_ids"),
+        (dict(input_ids=IDS, position_ids=torch.arange(9)[None] + 30), "position_ids"),
+    ],
+)
+def test_a_token_or_position_beyond_its_table_is_named(gp, call, name):
+    model = gp.GbattnForCausalLM(gp.GbattnConfig.from_model_config(ModelConfig(**SIZES)))
+    with pytest.raises(ValueError, match=f"^{name}: got "):
+        model(**call)
