@@ -1811,8 +1811,8 @@ class MultiHeadAttention(nn.Module):
                 last = cache.replace(stored, new)[:, 0].to(z.dtype)
             # Per-sample gradients, as opacus computes them, know one tensor: it must
             # not go on where there are more.
-            given = (z,) if last is None and joined is None else (z, last, joined)
-            mixed.append(getattr(of, f"{name}_shift")(*given))
+            inner = (z,) if last is None and joined is None else (z, last, joined)
+            mixed.append(getattr(of, f"{name}_shift")(*inner))
         return tuple(mixed)
 
     def _check_features(self, name: str, x: torch.Tensor) -> int:
