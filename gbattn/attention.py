@@ -6,9 +6,9 @@
 __all__ = ['LAYERS', 'check_no_dropout', 'at_least_float32', 'compute_dtype', 'split_heads', 'merge_heads', 'causal_mask',
            'padding_mask', 'sliding_window', 'prefix', 'same_document', 'alibi', 'soft_cap', 'attention_weights',
            'attend', 'Rotary', 'RotaryAngles', 'rotary_angles', 'rotate', 'TokenShift', 'KeyValueCache', 'StaticCache',
-           'DecodeStep', 'Round', 'Trace', 'AttentionInputs', 'joined_at', 'check_tokens', 'reset_projection',
-           'make_head_norm', 'make_projection', 'project', 'MultiHeadAttention', 'LinearAttention', 'TorchAttention',
-           'register', 'registered', 'check_options', 'make_attention']
+           'DecodeStep', 'Round', 'Trace', 'AttentionInputs', 'joined_at', 'floating_dtype', 'check_tokens',
+           'reset_projection', 'make_head_norm', 'make_projection', 'is_plain', 'project', 'MultiHeadAttention',
+           'LinearAttention', 'TorchAttention', 'register', 'registered', 'check_options', 'make_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import copy
@@ -1201,6 +1201,17 @@ def _weight_of(layer: nn.Module) -> torch.Tensor:
     return weight
 
 
+def floating_dtype(*modules: nn.Module) -> torch.dtype:
+    """Return the dtype in which modules compute: that of the first weight stored in
+    floating point, a matrix if there is one. A quantised weight may be stored as
+    integers."""
+    found = [w for m in modules for w in (_weight_of(m), *m.parameters())]
+    found = [w for w in found if w.is_floating_point()]
+    got, want = "None, and no weight in floating point", "that of the tokens"
+    require(len(found) > 0, "dtype", got, want)
+    return min(found, key=lambda w: w.ndim < 2).dtype
+
+
 def check_tokens(
     name: str,
     x: torch.Tensor,
@@ -1254,14 +1265,16 @@ def make_projection(inputs: int, outputs: int, **factory_kwargs) -> nn.Linear:
     return linear
 
 
-def _is_plain(linear: nn.Module) -> bool:
-    """Whether a call is ``weight @ x + bias`` and nothing else: no subclass, no hook,
-    no method replaced, as libraries do that adapt, offload or shard a layer."""
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a call is ``weight @ x + bias`` and nothing else: no subclass of module
+    or tensor, no hook, no method replaced, as libraries do that adapt, quantise,
+    offload or shard a layer."""
     hooks = (
         *(linear._forward_hooks, linear._forward_pre_hooks),
         *(linear._backward_hooks, linear._backward_pre_hooks),
     )
     plain = type(linear) is nn.Linear and "forward" not in vars(linear)
+    plain = plain and type(linear.weight) in (nn.Parameter, torch.Tensor)
     return plain and not any(hooks)
 
 
@@ -1272,11 +1285,11 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
     Notes
     -----
     Torch's own linear maps are multiplied as one, with their weights side by side; a
-    map of another kind, or with hooks, is called instead, and so are all maps for a
-    single token, where copying the weights would cost more, or if only some have a
+    map of another kind, or with hooks or a quantised weight, is called instead, and so
+    are all maps for a single token, where copying the weights would cost more, or if only some have a
     bias. Source: chapter 6.
     """
-    as_one = x.shape[1] > 1 and all([_is_plain(one) for one in projections])
+    as_one = x.shape[1] > 1 and all([is_plain(one) for one in projections])
     if not (as_one and len({one.bias is None for one in projections}) == 1):
         return tuple(projection(x) for projection in projections)
     weight = torch.cat([projection.weight for projection in projections])
@@ -1525,12 +1538,13 @@ class MultiHeadAttention(nn.Module):
     ) -> KeyValueCache:
         """Return an empty `KeyValueCache`, or `StaticCache`, for decoding with this
         layer, on the device of its weights; dtype by default theirs or, under
-        autocast, that of autocast."""
+        autocast, that of autocast. A layer without a weight in floating point, as a
+        quantised one may be, needs one."""
         check(static=(static, FLAG))
-        weight = _weight_of(self)
+        device = _weight_of(self).device
         if dtype is None:
-            dtype = compute_dtype(weight.device, weight.dtype)
-        options = dict(dtype=dtype, device=weight.device)
+            dtype = compute_dtype(device, floating_dtype(self))
+        options = dict(dtype=dtype, device=device)
         kind = StaticCache if static else KeyValueCache
         return kind(self.cache_shapes(), batch_size, max_length, **options)
 
@@ -1594,7 +1608,7 @@ class MultiHeadAttention(nn.Module):
             ("qk_norm", True, self.key_norm is None),
             ("shift", True, self.key_shift is None),
             ("causal", self.causal, not self.causal),
-            ("projections", "others", all(map(_is_plain, linears)) and alike),
+            ("projections", "others", all(map(is_plain, linears)) and alike),
         ):
             want = "what torch.nn.MultiheadAttention has, too"
             require(fits, name, value, want)
@@ -1963,7 +1977,7 @@ class LinearAttention(MultiHeadAttention):
 
     def make_cache(self, *sizes, dtype=None, **options) -> KeyValueCache:
         """As `MultiHeadAttention.make_cache`, in float32 at least: it is a sum."""
-        dtype = at_least_float32(dtype or _weight_of(self).dtype)
+        dtype = at_least_float32(dtype or floating_dtype(self))
         return super().make_cache(*sizes, dtype=dtype, **options)
 
     def prepare_inputs(

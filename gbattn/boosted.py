@@ -20,6 +20,7 @@ from gbattn.attention import (
     TokenShift,
     Trace,
     at_least_float32,
+    floating_dtype,
     make_head_norm,
     make_projection,
     project,
@@ -296,7 +297,12 @@ class GradientBoostedAttention(MultiHeadAttention):
 
     @classmethod
     def from_attention(
-        cls, layer: MultiHeadAttention, *, kv_from: str = "residual", **options
+        cls,
+        layer: MultiHeadAttention,
+        *,
+        kv_from: str = "residual",
+        dtype: torch.dtype | None = None,
+        **options,
     ) -> "GradientBoostedAttention":
         """Return a boosted layer that starts as a trained layer: round 0 is a copy of
         it, each correction is zero, and the output is the same to the last bit.
@@ -309,6 +315,9 @@ class GradientBoostedAttention(MultiHeadAttention):
         kv_from : {"residual", "input"}
             As in the constructor. ``"shared"`` is refused: without values of its own
             a correction cannot start at zero.
+        dtype : optional
+            Of the corrections; by default that of the layer's weights. A layer without
+            a weight in floating point, as a quantised one may be, needs one.
         **options
             ``rounds``, ``query_from`` and ``gate``, as in the constructor.
 
@@ -324,9 +333,10 @@ class GradientBoostedAttention(MultiHeadAttention):
         require(plain, "layer", got, "a MultiHeadAttention, not derived from it")
         want = "'residual' or 'input': without own values no correction starts at 0"
         require(kv_from != "shared", "kv_from", repr(kv_from), want)
-        weight, bias = layer.query.weight, layer.query.bias is not None
+        bias = layer.query.bias is not None
         like = dict(bias=bias, shift=layer.key_shift is not None)
-        like |= dict(device=weight.device, dtype=weight.dtype)
+        dtype = floating_dtype(layer) if dtype is None else dtype
+        like |= dict(device=layer.query.weight.device, dtype=dtype)
         like |= dict(qk_norm=layer.key_norm is not None)
         names = ("n_kv_heads", "dropout", "rotary", "causal")
         like |= {name: getattr(layer, name) for name in names}

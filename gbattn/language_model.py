@@ -27,6 +27,7 @@ from gbattn.attention import (
     Trace,
     at_least_float32,
     compute_dtype,
+    is_plain,
     padding_mask,
     same_document,
 )
@@ -622,14 +623,15 @@ class LanguageModel(nn.Module):
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return the logits (…, V) of a residual stream h (…, D)."""
-        weight = self.head_weight
+        weight = self.token_embedding.weight
         multiplied = lambda dtype: compute_dtype(weight.device, dtype)
         same = (
             lambda dtype: multiplied(dtype) == multiplied(weight.dtype),
             weight.dtype,
         )
         self._check_tensor("h", h, "… D", D=self.config.d_model, dtype=same)
-        return nnf.linear(self.final_norm(h), self.head_weight)
+        h = self.final_norm(h)
+        return nnf.linear(h, weight) if self.head is None else self.head(h)
 
     def forward(
         self,
@@ -694,6 +696,8 @@ class LanguageModel(nn.Module):
             h = h[:, -logits_to_keep:]
         if targets is None:
             return self.logits(h)
+        if self.head is not None and not is_plain(self.head):
+            return loss_of_logits(self.logits(h), targets, reduction=reduction)
         h = self.final_norm(h).flatten(0, 1)  # (B·T, D)
         return next_token_loss(
             h, self.head_weight, targets.flatten(), reduction=reduction
@@ -867,11 +871,14 @@ class LanguageModel(nn.Module):
         max_length : int, optional
             Tokens that fit; by default those of the config.
         **options
-            For each layer's ``make_cache``, such as ``static=True``.
+            For each layer's ``make_cache``, such as ``static=True``; the dtype is by
+            default that of the token embedding or, under autocast, that of autocast.
         """
+        weight = self.token_embedding.weight
+        like = dict(dtype=compute_dtype(weight.device, weight.dtype)) | options
         size = self.config.max_length if max_length is None else max_length
         sizes = batch_size, size
-        return [block.make_cache(*sizes, **options) for block in self.blocks]
+        return [block.make_cache(*sizes, **like) for block in self.blocks]
 
     @torch.no_grad()
     def generate(

@@ -12,6 +12,7 @@ __all__ = ['CACHE_NAME', 'BOOSTED', 'GbattnConfig', 'update_cache', 'LayerCache'
 
 # %% ../nbs/30_pretrained.ipynb #8e53fdab
 from collections.abc import Iterable
+from copy import copy as shallow_copy
 from dataclasses import fields
 from functools import cache
 
@@ -21,6 +22,7 @@ from torch import nn
 from gbattn.attention import (
     AttentionInputs,
     MultiHeadAttention,
+    floating_dtype,
     joined_at,
     make_projection,
     rotary_angles,
@@ -760,32 +762,32 @@ class BoostedQwen3Attention(BoostedAttention, Qwen3Attention):
 
 # %% ../nbs/30_pretrained.ipynb #329e85bb
 #| code-fold: true
-def _insert_corrections(model: PreTrainedModel) -> None:
-    """Give the layers that the config names their corrections."""
-    config, options = model.config, model.config.boosting
-    layers, rounds, kind = (
-        options["layers"],
-        options["rounds"],
-        model.boosted_attention,
-    )
-    for order, number in enumerate(layers):
-        layer = model.attention_modules()[number]
+def _insert_corrections(
+    model: PreTrainedModel, options: dict, kind: type
+) -> list[nn.ModuleList]:
+    """Give the layers that the options name their corrections, and return these. All
+    are made before the first change of the model."""
+    config, layers, rounds = model.config, options["layers"], options["rounds"]
+    chosen = [kind.attention_modules(model)[number] for number in layers]
+    made = []
+    for layer in chosen:
         output = getattr(layer, "o_proj", None)
         bias = output is None or layer.q_proj.bias is not None
-        weight = next(layer.parameters())
+        dtype = floating_dtype(layer, model)
         heads, K, D = config.num_attention_heads, layer.head_dim, config.hidden_size
         groups = getattr(config, "num_key_value_heads", None) or heads
         gates = {"feature": heads * K, "head": heads, "scalar": 1, "none": 0}
         sizes = D, heads * K, groups * K, gates[options["gate"]]
-        like = dict(bias=bias, device=weight.device, dtype=weight.dtype)
-        layer.__class__ = kind
+        device = next(layer.parameters()).device
+        like = dict(bias=bias, device=device, dtype=dtype)
+        corrections = (HeadCorrection(*sizes, **like) for _ in range(1, rounds))
+        made.append(nn.ModuleList(corrections).train(layer.training))
+    for order, (layer, corrections) in enumerate(zip(chosen, made)):
+        layer.__class__ = kind.boosted_attention
         vars(layer).pop("forward", None)  # the class's before
-        layer.corrections = nn.ModuleList(
-            HeadCorrection(*sizes, **like) for _ in range(1, rounds)
-        )
-        layer.corrections.train(layer.training)
-        layer.kv_from = options["kv_from"]
+        layer.corrections, layer.kv_from = corrections, options["kv_from"]
         layer.extra = config.num_hidden_layers + order * (rounds - 1)
+    return made
 
 
 class BoostedModel:
@@ -795,7 +797,7 @@ class BoostedModel:
         super().__init__(config)
         got, want = "none", "a config as boost writes it"
         require(config.boosting is not None, "boosting", got, want)
-        _insert_corrections(self)
+        _insert_corrections(self, config.boosting, type(self))
 
     def attention_modules(self) -> list[nn.Module]:
         """The attention modules of the layers, in order."""
@@ -981,25 +983,37 @@ def boost(
     """
     layers = _check_boost(model, rounds, kv_from, layers, gate, freeze)
     options = dict(rounds=int(rounds), kv_from=kv_from, gate=gate)
+    if isinstance(model, GbattnForCausalLM):
+        blocks = [model.model.blocks[number] for number in layers]
+        boosted = [_boosted(block.attention, model, options) for block in blocks]
+        for number, layer in zip(layers, boosted):
+            _replace_attention(model, number, layer, options)
+        model.model.count_cache_layers()
+        made = [layer.corrections for layer in boosted]
+    else:
+        options |= dict(layers=layers)
+        made = _insert_corrections(model, options, BOOSTED[type(model)])
+        model.__class__ = BOOSTED[type(model)]
+        model.config.__class__ = model.config_class
+        model.config.boosting = options
     if freeze:
         model.requires_grad_(False)
-    if isinstance(model, GbattnForCausalLM):
-        for number in layers:
-            _boost_block(model, number, options)
-        model.model.count_cache_layers()
-        return model
-    model.__class__ = BOOSTED[type(model)]
-    model.config.__class__ = model.config_class
-    model.config.boosting = options | dict(layers=layers)
-    _insert_corrections(model)
+        for corrections in made:
+            corrections.requires_grad_(True)
     return model
 
 
-def _boost_block(model: GbattnForCausalLM, number: int, options: dict) -> None:
+def _boosted(layer: nn.Module, model: GbattnForCausalLM, options: dict) -> nn.Module:
+    """The layer of a model, boosted; it and the model stay as they are."""
+    plain = shallow_copy(layer)
+    plain.__class__ = MultiHeadAttention
+    dtype = floating_dtype(layer, model)
+    return GradientBoostedAttention.from_attention(plain, dtype=dtype, **options)
+
+
+def _replace_attention(model: GbattnForCausalLM, number: int, new, options) -> None:
     block, config = model.model.blocks[number], model.config
-    layer = block.attention
-    layer.__class__ = MultiHeadAttention
-    block.attention = GradientBoostedAttention.from_attention(layer, **options)
+    layer, block.attention = block.attention, new
     block.attention._forward_hooks.update(layer._forward_hooks)
     _adopt(block.attention)
     own = dict(config.overrides.get(number, {}))

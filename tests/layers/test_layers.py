@@ -920,6 +920,87 @@ def test_dynamic_quantisation_leaves_a_layer_that_runs(kind):
     assert (small(x, causal=True) - wanted).abs().max() < 0.1 * wanted.abs().max()
 
 
+class Int8Weight(torch.Tensor):
+    """A weight stored as integers and scales that says it is floating point and knows the product of a linear map, and
+    nothing else, as tensors of quantisation libraries do."""
+
+    @staticmethod
+    def __new__(cls, weight):
+        return torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+
+    def __init__(self, weight):
+        self.scale = weight.detach().abs().amax(-1, keepdim=True) / 127
+        self.stored = (weight.detach() / self.scale).round().to(torch.int8)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            x, weight, *bias = args
+            return nn.functional.linear(x, weight.stored.to(x.dtype) * weight.scale, *bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"{function} of a quantised weight")
+
+
+class Int8Linear(nn.Linear):
+    """A linear map whose weight is integers, as modules of quantisation libraries are."""
+
+    def __init__(self, linear):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self.scale = linear.weight.detach().abs().amax(-1, keepdim=True) / 127
+        stored = (linear.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = nn.Parameter(stored, requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+def quantised(module, by):
+    """The module, with each linear map in it of integers, by tensors or by modules."""
+    for parent in [*module.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear) and by == "tensor":
+                child.weight = nn.Parameter(Int8Weight(child.weight), requires_grad=False)
+            elif isinstance(child, nn.Linear):
+                setattr(parent, name, Int8Linear(child))
+    return module
+
+
+@pytest.mark.parametrize("by", ["tensor", "module"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_quantised_weights_leave_a_layer_that_runs_and_decodes(kind, by):
+    layer, x = layer_of(kind), tokens()
+    wanted = layer(x, causal=True)
+    small = quantised(layer, by)
+    output = small(x, causal=True)
+    assert 0 < (output - wanted).abs().max() < 0.1 * wanted.abs().max()
+    assert (small.explain(x, causal=True).output - output).abs().max() < EXACT
+    assert (decode(small, x, [3, 4], small.make_cache(2, 7)) - output).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("kind", ["multi_head", "linear"])
+@torch.no_grad()
+def test_a_layer_of_integers_alone_asks_for_the_dtype_of_its_cache(kind):
+    layer = quantised(make_attention(kind, D, H, bias=False, dtype=torch.float64), "module")
+    with pytest.raises(ValueError, match="^dtype: "):
+        layer.make_cache(2, 7)
+    x, cache = tokens(), layer.make_cache(2, 7, dtype=torch.float64)
+    assert (decode(layer, x, [3, 4], cache) - layer(x, causal=True)).abs().max() < EXACT
+
+
+@torch.no_grad()
+def test_a_quantised_layer_is_not_copied_into_torchs():
+    with pytest.raises(ValueError, match="^projections: "):
+        quantised(MultiHeadAttention(D, H), "tensor").to_torch()
+
+
 def test_a_correction_is_called_so_that_hooks_and_checkpoints_see_it():
     layer, x = layer_of("boosted 3 shared head"), tokens().requires_grad_()
     rounds = []
