@@ -141,6 +141,12 @@ class GbattnConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.to_model_config()  # whose errors say what is wrong
 
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys and values, as transformers reads them; an override of a layer
+        does not count."""
+        return self.attention_options.get("n_kv_heads") or self.n_heads
+
     def to_model_config(self) -> ModelConfig:
         """Return the config of the `gbattn.language_model.LanguageModel`."""
         names = {item.name: item.name for item in fields(ModelConfig)} | _RENAMED
@@ -187,6 +193,12 @@ def _append_layer(cache: Cache, model: int) -> None:
     """Append one more layer to a cache with a fixed number of them, of the kind and
     size of the layer `model`."""
     layer = cache.layers[model]
+    # A program would begin each call with an empty layer.
+    traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    got = "a static one without the layers of further rounds, while exporting"
+    want = "one that the model was called with before, which appends them"
+    fits = not (traced and layer.is_compileable)
+    require(fits, "cache", got, want)
     names = ("max_cache_len", "sliding_window")
     sizes = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
     if getattr(layer, "is_sliding", False):  # a static one has only its length

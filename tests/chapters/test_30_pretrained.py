@@ -119,6 +119,115 @@ def test_a_static_cache_writes_the_same_text(gp, kind):
     assert torch.equal(*text)
 
 
+def exportable(model):
+    """The model with a static cache of its own, as transformers exports it."""
+    from transformers.integrations import executorch
+
+    model.generation_config.use_cache = True
+    model.generation_config.cache_implementation = "static"
+    return executorch.TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=12)
+
+
+def exported_logits(module, ids):
+    """The logits of an exported program that reads one token after the other."""
+
+    def at(i):
+        return dict(input_ids=ids[:, i : i + 1], cache_position=torch.tensor([i]))
+
+    program = torch.export.export(module, (), at(0), strict=False).module()
+    return torch.cat([program(**at(i)) for i in range(ids.shape[1])], 1)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+@pytest.mark.parametrize("kind", ["twicing", "three rounds", "llama"])
+def test_a_program_with_a_static_cache_is_right_or_refused(gp, kind):
+    if kind == "llama":
+        model = shaken(gp.boost(family(kind)), 3, 0.3, "corrections")
+    else:
+        model = gp.GbattnForCausalLM.from_language_model(book_model(kind))
+    ids = IDS[:1, :4]
+    with pytest.raises(ValueError, match="^cache: .*exporting"):
+        exported_logits(exportable(model), ids)
+    module = exportable(model)
+    module(input_ids=ids[:, :1], cache_position=torch.tensor([0]))
+    wanted = model(ids, use_cache=False).logits
+    assert torch.allclose(exported_logits(module, ids), wanted, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+def test_a_grouped_model_is_exported_with_its_number_of_key_value_heads(gp):
+    model = gp.GbattnForCausalLM.from_language_model(book_model("grouped"))
+    assert model.config.num_key_value_heads == 1
+    ids = IDS[:1, :4]
+    logits = exported_logits(exportable(model), ids)
+    assert torch.allclose(logits, model(ids, use_cache=False).logits, atol=1e-5)
+
+
+# ---- quantised models, and changes that are whole ----
+
+
+class Integers(torch.nn.Linear):
+    """A linear map whose weight is stored as integers, as quantisation libraries have it."""
+
+    def __init__(self, linear):
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self.scale = linear.weight.detach().abs().max().item() / 127
+        stored = (linear.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(stored, requires_grad=False)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+def of_integers(model):
+    for parent in [*model.modules()]:
+        for name, child in parent.named_children():
+            if type(child) is torch.nn.Linear and name != "lm_head":
+                setattr(parent, name, Integers(child))
+    return model.eval()
+
+
+def book_form(gp):
+    return gp.GbattnForCausalLM.from_language_model(book_model("standard", bias=False))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen3", "book"])
+def test_a_quantised_model_is_boosted_in_the_dtype_in_which_it_computes(gp, name):
+    model = of_integers(book_form(gp) if name == "book" else family(name)).to(torch.bfloat16)
+    logits = model(IDS).logits
+    gp.boost(model, freeze=True)
+    assert torch.equal(model(IDS).logits, logits)
+    for key, weight in model.named_parameters():
+        assert weight.requires_grad == ("corrections" in key)
+        assert "corrections" not in key or weight.dtype == torch.bfloat16
+    assert torch.equal(gp.unboost(model)(IDS).logits, logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "llama", "book"])
+def test_boost_that_fails_changes_nothing(gp, name, monkeypatch):
+    model = book_form(gp) if name == "book" else family(name)
+    before, logits, config = type(model), model(IDS).logits, model.config.to_dict()
+    calls, make = [], gp.Gate.__init__
+
+    def fails_second(self, *sizes, **options):
+        calls.append(sizes)
+        if len(calls) == 2:
+            raise MemoryError
+        make(self, *sizes, **options)
+
+    monkeypatch.setattr(gp.Gate, "__init__", fails_second)
+    with pytest.raises(MemoryError):
+        gp.boost(model, freeze=True)
+    assert type(model) is before and model.config.to_dict() == config
+    assert torch.equal(model(IDS).logits, logits)
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
 def test_each_round_with_keys_of_its_own_has_a_layer_of_the_cache(gp):
     rounds = {"standard": 2, "boosted": 4, "three rounds": 6, "shared": 2, "twicing": 6}
     unmixed = {"shifted": 4, "shifted, boosted": 8, "shifted, shared": 4}
