@@ -2216,3 +2216,14 @@ def test_a_config_is_a_key():
     one, same, other = of(rounds=2, gate="head"), of(gate="head", rounds=2), of(rounds=3, gate="head")
     assert one == same and hash(one) == hash(same) and {one: 1}[same] == 1
     assert {one: 1, other: 2}[other] == 2
+
+
+@torch.no_grad()
+def test_a_head_that_is_not_plain_is_called_for_logits_and_loss():
+    model = LanguageModel(ModelConfig(vocab_size=20, d_model=8, n_layers=1, n_heads=2, tie_embeddings=False))
+    tokens = torch.arange(12).view(2, 6)
+    plain = model(tokens), model(tokens, tokens)
+    model.head.register_forward_hook(lambda module, args, output: 2 * output)
+    assert torch.equal(model(tokens), 2 * plain[0])
+    assert not torch.equal(model(tokens, tokens), plain[1])
+    assert torch.equal(model(tokens, tokens), model.outputs(tokens, tokens).loss)
