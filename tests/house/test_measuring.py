@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import attention_layers
@@ -74,10 +75,12 @@ def layer_options(**changed):
 
 def test_every_method_is_compiled_and_none_a_second_time(monkeypatch):
     B, T, D, H = 1, 8, 16, 2
-    programs, name = Counter(), None
+    programs, fused, name = Counter(), set(), None
 
     def backend(graph, inputs):
         programs[name] += 1
+        if "scaled_dot_product_attention" in graph.code:
+            fused.add(name)
         return graph
 
     real = torch.compile
@@ -92,11 +95,46 @@ def test_every_method_is_compiled_and_none_a_second_time(monkeypatch):
                 if name not in ("nn.MultiheadAttention", "multi_head transformers"):  # have weights of their own
                     torch.testing.assert_close(answer, uncompiled[name](x))
     assert len(methods) > 8 and programs == dict.fromkeys(methods, 1)
+    for name in attention_layers.WITH_NAIVE:
+        assert {name, f"{name} floor"} <= fused and f"{name} naive" not in fused
+
+
+class Attentions(TorchFunctionMode):
+    """Counts the fused calls, and the softmaxes by the shape of their weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        name = getattr(function, "__name__", "")
+        if name in ("softmax", "scaled_dot_product_attention"):
+            self.found[name, tuple(result.shape)] += 1
+        return result
+
+
+@pytest.mark.parametrize(("name", "rounds"), [*zip(attention_layers.WITH_NAIVE, (1, 2, 2))])
+def test_a_naive_form_builds_its_weights_and_a_layer_does_not(name, rounds):
+    B, T, D, H = 2, 6, 16, 4
+    layers, x = attention_layers.layers(D, H, False), torch.randn(B, T, D)
+    methods = attention_layers.methods_of(layers, D, H, T, "kept", layer_options())
+    found, answers = {}, {}
+    for method in (name, f"{name} floor", f"{name} naive"):
+        with Attentions() as calls:
+            answers[method] = methods[method](x)
+        found[method] = dict(calls.found)
+    fused = {("scaled_dot_product_attention", (B, H, T, D // H)): rounds}
+    assert found == {name: fused, f"{name} floor": fused, f"{name} naive": {("softmax", (B, H, T, T)): rounds}}
+    torch.testing.assert_close(answers[f"{name} naive"], answers[name])
+    answers[f"{name} naive"].sum().backward()
+    assert all(weight.grad is not None for weight in layers[name].parameters())
 
 
 def test_a_naive_form_that_is_none_is_found_in_half_precision_too(monkeypatch):
     right = attention_layers.naive
-    monkeypatch.setattr(attention_layers, "naive", lambda layer, x: 1.2 * right(layer, x))
+    wrong = lambda *given: lambda x, **how: 1.2 * right(*given)(x, **how)
+    monkeypatch.setattr(attention_layers, "naive", wrong)
     monkeypatch.setattr(attention_layers, "methods_of", lambda *given: pytest.fail("nothing is wrong, it says"))
     with pytest.raises(SystemExit, match="naive form differ"):
         attention_layers.benchmark_layers((1, 64, 16, 2), "kept", layer_options(dtype=torch.bfloat16))
