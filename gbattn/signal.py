@@ -799,7 +799,7 @@ def _forward(blocks, x, probes, causal, progress) -> Measurement:
     # The fused kernels have no forward derivative; torch loads those of other
     # operations by a path that it has deprecated.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*torch.jit.script")
         for l in with_progress(range(len(blocks)), progress, "blocks"):
             with forward_ad.dual_level():
                 both = forward_ad.make_dual(h, change)

@@ -749,7 +749,7 @@ def test_it_compiles_whole_for_any_length(kind, positions):
         torch.testing.assert_close(compiled(tokens, tokens), model(tokens, tokens))
 
 
-@pytest.mark.filterwarnings("ignore:.*:torch.jit.TracerWarning", "ignore:.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*:torch.jit.TracerWarning", "ignore:`torch.jit.trace")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_can_be_traced(kind):
     """As TensorBoard's add_graph does."""

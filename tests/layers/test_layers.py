@@ -1054,7 +1054,7 @@ def test_corrections_can_be_sharded(one_process, kv_from):
 
 @pytest.mark.parametrize(("kind", "options"), FEW_VARIANTS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace")
 @torch.no_grad()
 def test_layers_can_be_traced(kind, options, causal):
     layer, x = layer_of(kind, causal=causal, **options), tokens()
