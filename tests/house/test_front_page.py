@@ -171,12 +171,21 @@ def test_the_figure_says_what_chapter_3_computes():
 # ---- The links ----
 
 
-def test_the_readme_leads_to_files_that_exist():
-    found = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", README)
-    local = [link or source for link, source in found if not pages.is_remote(link or source)]
-    assert "nbs/index.ipynb" in local and "_static/fit_the_residual.png" in local
-    missing = [name for name in local if not (ROOT / name.split("#")[0]).exists()]
+def test_the_readme_leads_to_files_of_the_repository_from_wherever_it_is_shown():
+    """As on the page of the package, where no file lies beside it and headings have no anchors."""
+    found = [link or source for link, source in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", README)]
+    relative = [address for address in found if not pages.is_remote(address)]
+    assert not relative, f"README.md leads to {relative}, which only a clone has"
+    raw = f"{pages.REPOSITORY}/main/".replace("github.com", "raw.githubusercontent.com")
+    places = f"{pages.REPOSITORY}/blob/main/", raw, f"{pages.REPOSITORY}#"
+    ours = [(place, address.removeprefix(place)) for address in found for place in places if address.startswith(place)]
+    assert (places[0], "nbs/index.ipynb") in ours and (raw, "_static/fit_the_residual.png") in ours
+    titles = {re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"^#+ (.*)$", README, re.M)}
+    missing = [name for place, name in ours if not ((ROOT / name).is_file() or place[-1] == "#" and name in titles)]
     assert not missing, f"README.md leads to {missing}, which are not there"
+    elsewhere = [x for x in found if not x.startswith(places)]
+    colab = "https://colab.research.google.com/github/gbattn/gbattn/blob/main/"
+    assert all(x == pages.REPOSITORY or (ROOT / x.removeprefix(colab)).is_file() for x in elsewhere)
 
 
 def test_four_buttons_and_a_route():
