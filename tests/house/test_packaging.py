@@ -241,6 +241,101 @@ def test_readers_are_sent_to_the_repository(file):
     assert sent_to == {REPOSITORY}, f"{file.name} names {sorted(sent_to)}, and the repository is {REPOSITORY}"
 
 
+# ---- The first cell of every notebook ----
+
+FIRST_CELL = "".join(json.loads((ROOT / "nbs" / "00_conventions.ipynb").read_text())["cells"][0]["source"])
+RUN = """
+import os, sys
+from IPython.core.interactiveshell import InteractiveShell
+sys.modules.update(dict.fromkeys(sys.argv[2:]))
+error = InteractiveShell().run_cell(sys.argv[1]).error_in_exec
+print("\\nEND", os.getcwd(), type(error).__name__, error, sep="|")
+"""
+
+
+@pytest.fixture
+def first_cell(tmp_path):
+    """Run the first cell in an empty folder, without some packages: the folder where it ends, its error and what it
+    printed. On Colab, git and pip only take notes and end with these codes."""
+    content, programs, alone = (tmp_path / name for name in ("content", "programs", "alone"))
+    programs.mkdir()
+    alone.mkdir()
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("GBATTN_")}
+    environment |= {"PYTHONPATH": str(ROOT), "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    def run(*without, colab=False, git=0, pip=0):
+        content.mkdir(exist_ok=True) if colab else None
+        clone = f"mkdir -p {content}/gbattn-book/nbs {content}/gbattn-book/results\n"
+        clone += f"touch {content}/gbattn-book/results/reported.json\n"
+        for name, code, work in (("git", git, clone), ("pip", pip, "")):
+            note = f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/notes\n'
+            (programs / name).write_text(note + (f"exit {code}\n" if code else work))
+            (programs / name).chmod(0o755)
+        source = FIRST_CELL.replace("/content", str(content))
+        command = [sys.executable, "-P", "-c", RUN, source, *without]
+        done = subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True)
+        printed, end = done.stdout.rsplit("END|", 1)
+        return *end.strip().split("|", 2), printed
+
+    run.notes = lambda: (tmp_path / "notes").read_text().splitlines()
+    run.content, run.alone = content, alone
+    return run
+
+
+def test_the_first_cell_stops_where_the_library_or_a_package_of_a_page_is_missing(first_cell):
+    for name in ("gbattn", "scipy"):
+        folder, kind, error, _ = first_cell(name)
+        assert (folder, kind) == (str(first_cell.alone), "SystemExit") and "make lab" in error
+        assert f"no {name}:" in error and f"{REPOSITORY}'" in error and "\n" not in error
+
+
+def test_the_first_cell_mentions_missing_records_and_goes_on(first_cell):
+    folder, kind, _, printed = first_cell()
+    assert kind == "NoneType" and "records" in printed and "GBATTN_RESULTS" in printed
+    (first_cell.alone / "results").mkdir()
+    (first_cell.alone / "results" / "reported.json").touch()
+    assert first_cell()[1::2] == ("NoneType", "\n")
+
+
+@pytest.mark.parametrize("codes", [{"git": 128}, {"pip": 1}], ids=str)
+def test_the_first_cell_stops_on_colab_where_the_book_cannot_be_had(first_cell, codes):
+    _, kind, error, _ = first_cell("gbattn", colab=True, **codes)
+    assert kind == "SystemExit" and error and "\n" not in error
+
+
+def test_the_first_cell_fetches_the_book_once_on_colab_with_what_its_pages_use(first_cell):
+    for _ in range(2):
+        assert first_cell(colab=True)[:2] == (f"{first_cell.content}/gbattn-book/nbs", "NoneType")
+    clone, install = first_cell.notes()
+    assert clone.startswith("git clone") and install.startswith("pip install")
+    installed = set(re.search(r"gbattn-book\[([\w,]+)\]", install)[1].split(","))
+    needed = {canonicalize_name(name) for name in re.search(r'packages = "gbattn (.*)"', FIRST_CELL)[1].split()}
+    found = set()
+    while installed:
+        for line in PROJECT["optional-dependencies"][installed.pop()]:
+            requirement = Requirement(line)
+            found.add(canonicalize_name(requirement.name))
+            installed |= requirement.extras
+    assert needed - {"sklearn"} | {"scikit-learn"} <= found | {"gbattn"}
+
+
+def test_the_first_cell_asks_for_every_package_that_a_page_imports():
+    asked = {*re.search(r'packages = "(.*)"', FIRST_CELL)[1].split(), *sys.stdlib_module_names}
+    asked |= {"torch", "numpy", "IPython", "filelock", "tqdm", "docstring_parser", "matplotlib_inline"}  # come along
+    asked |= {"myst_nb", "submitit", "timm", "torchvision"}  # a page does without
+    imported = set()
+    for path in NOTEBOOKS:
+        for cell in json.loads(path.read_text())["cells"][1:]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and not re.search(r"^[!%]", source, re.M):
+                for node in ast.walk(ast.parse(source)):
+                    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                    imported |= {name.split(".")[0] for name in names}
+                    if isinstance(node, ast.ImportFrom):
+                        imported.add(node.module.split(".")[0])
+    assert "scipy" in imported and imported <= asked
+
+
 @pytest.mark.parametrize("file", WORKFLOWS, ids=named)
 def test_a_workflow_calls_commands_that_exist(file):
     workflow = yaml.safe_load(file.read_text())
