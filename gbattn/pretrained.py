@@ -781,7 +781,7 @@ def _insert_corrections(
     are made before the first change of the model."""
     config, layers, rounds = model.config, options["layers"], options["rounds"]
     chosen = [kind.attention_modules(model)[number] for number in layers]
-    made = []
+    added = []
     for layer in chosen:
         output = getattr(layer, "o_proj", None)
         bias = output is None or layer.q_proj.bias is not None
@@ -793,13 +793,13 @@ def _insert_corrections(
         device = next(layer.parameters()).device
         like = dict(bias=bias, device=device, dtype=dtype)
         corrections = (HeadCorrection(*sizes, **like) for _ in range(1, rounds))
-        made.append(nn.ModuleList(corrections).train(layer.training))
-    for order, (layer, corrections) in enumerate(zip(chosen, made)):
+        added.append(nn.ModuleList(corrections).train(layer.training))
+    for order, (layer, corrections) in enumerate(zip(chosen, added)):
         layer.__class__ = kind.boosted_attention
         vars(layer).pop("forward", None)  # the class's before
         layer.corrections, layer.kv_from = corrections, options["kv_from"]
         layer.extra = config.num_hidden_layers + order * (rounds - 1)
-    return made
+    return added
 
 
 class BoostedModel:
@@ -1001,16 +1001,16 @@ def boost(
         for number, layer in zip(layers, boosted):
             _replace_attention(model, number, layer, options)
         model.model.count_cache_layers()
-        made = [layer.corrections for layer in boosted]
+        added = [layer.corrections for layer in boosted]
     else:
         options |= dict(layers=layers)
-        made = _insert_corrections(model, options, BOOSTED[type(model)])
+        added = _insert_corrections(model, options, BOOSTED[type(model)])
         model.__class__ = BOOSTED[type(model)]
         model.config.__class__ = model.config_class
         model.config.boosting = options
     if freeze:
         model.requires_grad_(False)
-        for corrections in made:
+        for corrections in added:
             corrections.requires_grad_(True)
     return model
 
