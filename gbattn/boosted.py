@@ -282,7 +282,7 @@ class GradientBoostedAttention(MultiHeadAttention):
         options |= dict(qk_norm=qk_norm)
         super().__init__(d_model, n_heads, **factory_kwargs, **options)
         self.rounds, self.kv_from, self.gate = rounds, kv_from, gate
-        self.query_from, (self.key_from, self.value_from) = query_from, _READS[kv_from]
+        self.query_from = query_from
         kv_dim = self.head_dim * self.n_kv_heads
         own_keys = kv_from != "shared"
         self.corrections = nn.ModuleList(
@@ -294,6 +294,16 @@ class GradientBoostedAttention(MultiHeadAttention):
             correction.query_norm = make_head_norm(self.head_dim, **like)
             if own_keys:
                 correction.key_norm = make_head_norm(self.head_dim, **like)
+
+    @property
+    def key_from(self) -> str | None:
+        """What keys of a correction are computed from; None where they are shared."""
+        return _READS[self.kv_from][0]
+
+    @property
+    def value_from(self) -> str | None:
+        """What values of a correction are computed from; None where they are shared."""
+        return _READS[self.kv_from][1]
 
     @classmethod
     def from_attention(

@@ -57,8 +57,8 @@ class Loss:
 
     def start(self, y: torch.Tensor, weights=None) -> torch.Tensor:
         """Return the constant estimate to start from, a scalar."""
-        given = () if weights is None else (weights,)
-        return self.leaf(y, torch.zeros_like(y), *given)
+        last = () if weights is None else (weights,)
+        return self.leaf(y, torch.zeros_like(y), *last)
 
     def leaf(self, y: torch.Tensor, F: torch.Tensor, weights=None) -> torch.Tensor:
         """Return the constant to add to the estimates of rows that share a leaf."""

@@ -356,7 +356,7 @@ def _result(command: str, words: Sequence[str]) -> str:
         raise _as_typed(command, words, error) from None
     if as_json:
         return json.dumps(_plain(result))
-    from gbattn.conventions import printable
+    from gbattn.ground.terminal import printable
 
     return printable(COMMANDS[command].say(result))
 

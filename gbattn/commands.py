@@ -123,7 +123,7 @@ def _check_one_process(command: str, instead: str) -> None:
 
 def _tell(*words: object) -> None:
     """A line on standard error, where progress goes."""
-    from gbattn.conventions import printable
+    from gbattn.ground.terminal import printable
 
     print(*map(printable, map(str, words)), file=sys.stderr, flush=True)
 

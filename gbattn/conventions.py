@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['SYMBOLS', 'Rule', 'NUMBER', 'POSITIVE', 'NOT_NEGATIVE', 'FRACTION', 'PROBABILITY', 'INTEGER', 'COUNT', 'LENGTH',
            'SEED', 'PATH', 'FLAG', 'STRING', 'DICTIONARY', 'FLOATING', 'INTEGRAL', 'INDEX', 'REPEATS', 'COLOURS',
-           'FETCH_RECORDS', 'CHAPTERS', 'Symbol', 'printable', 'require', 'is_number', 'is_integer', 'is_count',
-           'number', 'integer', 'one_of', 'optional', 'list_of', 'instance', 'up_to', 'divisor_of', 'check',
-           'check_tensor', 'check_fields', 'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder',
-           'check_packages', 'lock_folder', 'check_mask', 'check_tensors', 'with_progress', 'read_json',
-           'seed_everything', 'profile', 'colour_of', 'figure_style', 'results_folder', 'experiment_folder',
-           'write_atomic', 'left_drafts', 'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
+           'FETCH_RECORDS', 'CHAPTERS', 'Symbol', 'require', 'is_number', 'is_integer', 'is_count', 'number', 'integer',
+           'one_of', 'optional', 'list_of', 'instance', 'up_to', 'divisor_of', 'check', 'check_tensor', 'check_fields',
+           'check_entries', 'describe', 'check_flag', 'eval_mode', 'check_folder', 'check_packages', 'lock_folder',
+           'check_mask', 'check_tensors', 'with_progress', 'read_json', 'seed_everything', 'profile', 'colour_of',
+           'figure_style', 'results_folder', 'experiment_folder', 'write_atomic', 'left_drafts', 'Record',
+           'read_records', 'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -34,6 +34,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from .ground.terminal import printable
 
 # %% ../nbs/00_conventions.ipynb #9fc1f2fe
 #| code-fold: true
@@ -94,16 +96,6 @@ SYMBOLS: dict[str, Symbol] = {
 }
 
 # %% ../nbs/00_conventions.ipynb #0c55ef8a
-# But for tab and newline, and with those that reverse a line.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """Return a text with its control characters escaped, for a terminal."""
-    escaped = lambda found: found[0].encode("unicode_escape").decode()
-    return _CONTROLS.sub(escaped, text)
-
-
 def require(condition: bool, argument: str, got: object, want: str) -> None:
     """Raise the error for a bad argument, a ValueError with the sentence
     ``argument: got …; want …``, unless `condition` holds.

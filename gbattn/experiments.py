@@ -71,7 +71,6 @@ from gbattn.conventions import (
     left_drafts,
     one_of,
     optional,
-    printable,
     profile,
     read_records,
     require,
@@ -87,6 +86,7 @@ from gbattn.corpora import (
     open_corpus,
 )
 from .cost import COUNTS, measure_machine
+from .ground.terminal import printable
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,

@@ -42,8 +42,9 @@ def _check_memory(state, patterns, kind: str, beta: float, degree: int) -> None:
 
 
 def _check_result(result: torch.Tensor, beta: float) -> torch.Tensor:
-    got, want = f"{beta}, where the result overflows to NaN", "one where it does not"
-    require(not bool(result.isnan().any()), "beta", got, want)
+    if not torch.compiler.is_compiling():  # where nothing can stop
+        got, want = f"{beta}, where the result overflows to NaN", "one where it does not"
+        require(not bool(result.isnan().any()), "beta", got, want)
     return result
 
 # %% ../nbs/04_hopfield.ipynb #1580910f

@@ -1038,8 +1038,7 @@ def _unboost_block(model: GbattnForCausalLM, number: int) -> None:
     block, config = model.model.blocks[number], model.config
     layer = block.attention
     layer.__class__ = MultiHeadAttention
-    del layer.corrections, layer.rounds, layer.gate, layer.kv_from
-    del layer.query_from, layer.key_from, layer.value_from
+    del layer.corrections, layer.rounds, layer.gate, layer.kv_from, layer.query_from
     _adopt(layer)
     own = dict(config.overrides[number], attention="multi_head")
     inner = own.get("attention_options", config.attention_options)

@@ -61,7 +61,6 @@ from gbattn.conventions import (
     lock_folder,
     one_of,
     optional,
-    printable,
     read_json,
     require,
     up_to,
@@ -83,6 +82,7 @@ from gbattn.corpora import (
     sequential_windows,
 )
 from .cost import call_seconds
+from .ground.terminal import printable
 from .language_model import LanguageModel, ModelConfig, loss_of_logits
 
 # %% ../nbs/15_training.ipynb #bc620525

@@ -26,13 +26,13 @@ from gbattn.conventions import (
     colour_of,
     divisor_of,
     load_records,
-    printable,
     profile,
     quote,
     require,
     seed_everything,
     with_progress,
 )
+from gbattn.ground.terminal import printable
 
 values_and_start = st.tuples(
     st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=200).map(np.array), st.floats(-1e3, 1e3)

@@ -29,6 +29,7 @@ MOST_WORDS = 5000  # of a chapter
 SHORTER = {"16_comparison.ipynb": 4000, "17_experiments.ipynb": 4000, "18_perplexity.ipynb": 4500}
 MOST_LINES = 40  # of a cell that the page shows
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
+GROUND = "ground"  # written by hand, under the book: whoever wants may import it, and it imports no chapter
 # Private words of this project, and what the field says instead.
 WORDS_OF_THE_FIELD = {
     "look looks": "round (of boosting), attention (what attend computes) or pass (forward, backward)",
@@ -163,6 +164,8 @@ def imports_point_backwards(root):
     for module, path in files.items():
         for line, name in imports_of(path.read_text(), {*number, *files}) if module in number else ():
             at = f"gbattn/{path.name}, line {line}, imports gbattn.{name}, which "
+            if name.split(".")[0] == GROUND:
+                continue
             if name not in number:
                 found.append(f"{at}no chapter writes: import what an earlier chapter exports.")
             elif number[name] > number[module]:
@@ -171,6 +174,13 @@ def imports_point_backwards(root):
                     f"{at}the later chapter nbs/{later} writes: a module imports only from earlier "
                     "chapters, so move what both need into the earlier one."
                 )
+    for path in sorted((root / "gbattn" / GROUND).glob("*.py")):
+        found += [
+            f"gbattn/{GROUND}/{path.name}, line {line}, imports gbattn.{name}: "
+            "what lies under the book imports none of it."
+            for line, name in imports_of(path.read_text(), {*number, *files})
+            if name.split(".")[0] != GROUND
+        ]
     return found
 
 
@@ -258,6 +268,8 @@ def exported(root, folder):
     shutil.copytree(root / "nbs", folder / "nbs")
     shutil.copy(root / "settings.ini", folder)
     (folder / "gbattn").mkdir()
+    if (root / "gbattn" / GROUND).is_dir():  # nbdev lists every module that it finds
+        shutil.copytree(root / "gbattn" / GROUND, folder / "gbattn" / GROUND)
     command = [Path(sys.executable).with_name("nbdev_export")]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -280,7 +292,7 @@ def library_is_what_the_notebooks_export(root):
     here = library(root)
     found = [f"{name} is not what the notebooks export: {cure}" for name in fresh if name not in here]
     for name, text in here.items():
-        if Path(name).name in NOT_EXPORTED:
+        if Path(name).name in NOT_EXPORTED or Path(name).parent.name == GROUND:
             continue
         if name not in fresh:
             found.append(f"{name} is written by no notebook: {cure}")

@@ -52,10 +52,10 @@ class House:
     def __init__(self, root):
         self.root = root
         self.chapters = {
-            "00_ground.ipynb": [code(COLAB), markdown("# Ground"), code("#| default_exp ground"),
+            "00_floor.ipynb": [code(COLAB), markdown("# Floor"), code("#| default_exp floor"),
                                 code("#| export\ndef one():\n    return 1")],
             "01_first.ipynb": [code(COLAB), markdown("# First"), code("#| default_exp first"),
-                               code("#| export\nfrom gbattn.ground import one"), markdown(THEOREM), code(FIGURE),
+                               code("#| export\nfrom gbattn.floor import one"), markdown(THEOREM), code(FIGURE),
                                markdown(EXERCISE), code("assert True"), markdown("```{solution-end}\n```")],
         }  # fmt: skip
         self.files = {"settings.ini": SETTINGS, "tests/test_first.py": CLAIM}
@@ -79,7 +79,7 @@ class House:
 
 @pytest.fixture
 def small_house(tmp_path, monkeypatch):
-    monkeypatch.setattr(house, "MODEL", "00_ground.ipynb")
+    monkeypatch.setattr(house, "MODEL", "00_floor.ipynb")
     return House(tmp_path)
 
 
@@ -114,14 +114,22 @@ def test_a_chapter_without_a_module(small_house):
     ],
 )
 def test_an_import_from_a_later_chapter(small_house, source):
-    small_house.files["gbattn/ground.py"] = source
+    small_house.files["gbattn/floor.py"] = source
     broken = house.imports_point_backwards(small_house.built())
-    only(broken, "gbattn/ground.py", "imports gbattn.first", "later chapter nbs/01_first.ipynb", "earlier chapters")
+    only(broken, "gbattn/floor.py", "imports gbattn.first", "later chapter nbs/01_first.ipynb", "earlier chapters")
+
+
+def test_what_lies_under_the_book_imports_none_of_it_and_is_imported_by_all(small_house):
+    small_house.files["gbattn/floor.py"] = "from gbattn.ground.files import read"
+    small_house.files["gbattn/ground/files.py"] = "import json\nfrom gbattn.ground import names"
+    assert house.imports_point_backwards(small_house.built()) == []
+    small_house.files["gbattn/ground/files.py"] = "from gbattn.first import one"
+    only(house.imports_point_backwards(small_house.built()), "gbattn/ground/files.py", "imports gbattn.first")
 
 
 def test_an_import_from_an_earlier_chapter_or_from_outside_is_fine(small_house):
     small_house.files["gbattn/first.py"] = (
-        "import torch\nfrom .ground import one\nfrom gbattn import ground, __version__"
+        "import torch\nfrom .floor import one\nfrom gbattn import floor, __version__"
     )
     assert house.imports_point_backwards(small_house.built()) == []
 
@@ -132,8 +140,8 @@ def test_an_import_of_a_module_that_no_chapter_writes(small_house):
 
 
 def test_an_import_of_a_private_name(small_house):
-    small_house.files["gbattn/first.py"] = "from .ground import _one, two\nfrom gbattn import __version__"
-    only(house.imports_are_public(small_house.built()), "gbattn/first.py, line 1", "ground._one", "public name")
+    small_house.files["gbattn/first.py"] = "from .floor import _one, two\nfrom gbattn import __version__"
+    only(house.imports_are_public(small_house.built()), "gbattn/first.py, line 1", "floor._one", "public name")
 
 
 @pytest.mark.parametrize(
@@ -156,11 +164,11 @@ def test_a_sentence_and_longer_words_are_free(small_house):
         ("results/run/one.json", "results/run/one.json is not in results/NN_chapter/experiment/"),
         ("results/02_none/run/one.json", "results/02_none/run/one.json is not in"),
         ("results/01_first/one.json", "results/01_first/one.json is not in"),
-        ("results/01_first/trial/one.json", "results/01_first/trial has the name of one in 00_ground"),
+        ("results/01_first/trial/one.json", "results/01_first/trial has the name of one in 00_floor"),
     ],
 )
 def test_a_record_in_no_room_or_under_a_name_that_is_taken(small_house, name, sentence):
-    rooms = ("reported.json", "00_ground/trial/one.json", "00_ground/trial/two.json", "01_first/run/one.json")
+    rooms = ("reported.json", "00_floor/trial/one.json", "00_floor/trial/two.json", "01_first/run/one.json")
     small_house.files |= {f"results/{room}": "{}" for room in rooms}
     assert house.records_are_in_the_room_of_their_chapter(small_house.built()) == []
     small_house.files[name] = "{}"
@@ -196,12 +204,12 @@ def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
 
     (root / "gbattn" / "first.py").write_text(fresh["gbattn/first.py"] + "\n# edited by hand\n")
     (root / "gbattn" / "left_over.py").write_text("")
-    (root / "gbattn" / "ground.py").unlink()
+    (root / "gbattn" / "floor.py").unlink()
     broken = house.library_is_what_the_notebooks_export(root)
     assert len(broken) == 3
     assert all("run 'make export', and commit notebooks and library together" in sentence for sentence in broken)
     assert any("gbattn/first.py is not what the notebooks export" in sentence for sentence in broken)
-    assert any("gbattn/ground.py is not what the notebooks export" in sentence for sentence in broken)
+    assert any("gbattn/floor.py is not what the notebooks export" in sentence for sentence in broken)
     assert any("gbattn/left_over.py is written by no notebook" in sentence for sentence in broken)
 
 
@@ -276,7 +284,7 @@ def test_a_claim_without_a_label(small_house):
 
 
 def test_a_claim_quoted_in_a_code_block_is_none(small_house):
-    small_house.chapters["00_ground.ipynb"].append(markdown("````md\n```{prf:theorem}\n:label: thm-x\n```\n````"))
+    small_house.chapters["00_floor.ipynb"].append(markdown("````md\n```{prf:theorem}\n:label: thm-x\n```\n````"))
     assert house.every_claim_has_a_check_and_a_mutant(small_house.built()) == []
 
 

@@ -55,7 +55,8 @@ def metadata(wheel, name):
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(wheel):
-    files = [*(ROOT / "gbattn").glob("*.py*"), *(ROOT / "gbattn" / "catalogue").glob("*.toml")]
+    folder = ROOT / "gbattn"
+    files = [*folder.glob("*.py*"), *folder.glob("ground/*.py"), *folder.glob("catalogue/*.toml")]
     library = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()} | {"gbattn/py.typed"}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == library, f"missing: {sorted(library - held)}; not the library: {sorted(held - library)}"
@@ -323,6 +324,7 @@ def test_the_first_cell_asks_for_every_package_that_a_page_imports():
     asked = {*re.search(r'packages = "(.*)"', FIRST_CELL)[1].split(), *sys.stdlib_module_names}
     asked |= {"torch", "numpy", "IPython", "filelock", "tqdm", "docstring_parser", "matplotlib_inline"}  # come along
     asked |= {"myst_nb", "submitit", "timm", "torchvision"}  # a page does without
+    asked |= {"support"}  # beside the notebooks
     imported = set()
     for path in NOTEBOOKS:
         for cell in json.loads(path.read_text())["cells"][1:]:

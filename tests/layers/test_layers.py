@@ -5,6 +5,7 @@ one family that a model may swap at will.
 """
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -1015,7 +1016,8 @@ def test_a_correction_is_called_so_that_hooks_and_checkpoints_see_it():
     gradients = torch.autograd.grad(wanted.square().sum(), [x, *layer.parameters()])
     for correction in layer.corrections:
         plain = correction.forward
-        correction.forward = lambda *a, plain=plain: torch.utils.checkpoint.checkpoint(plain, *a, use_reentrant=False)
+        saved = partial(torch.utils.checkpoint.checkpoint, plain, use_reentrant=False)
+        correction.forward = saved
     again = layer(x, causal=True)
     for a, b in zip(gradients, torch.autograd.grad(again.square().sum(), [x, *layer.parameters()])):
         assert torch.equal(a, b)

@@ -1,0 +1,1 @@
+"""What lies under the book: plain Python that loads nothing but Python's own library."""
