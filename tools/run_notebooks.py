@@ -45,7 +45,11 @@ def run(folder):
         cwd=str(Path("nbs").absolute()),
         timeout=yaml.safe_load(Path("_config.yml").read_text("utf-8"))["execute"]["timeout"],
         allow_errors=False,
-        extra_arguments=["--log-level=ERROR"],  # else each kernel warns that nothing is encrypted
+        extra_arguments=[
+            "--log-level=ERROR",  # else each kernel warns that nothing is encrypted
+            # For `support`, after all that is installed, and without a name in the notebook.
+            "--IPKernelApp.exec_lines=__import__('sys').path.append(__import__('os').getcwd())",
+        ],
     )
     with ThreadPoolExecutor(cores) as pool:  # each kernel is a process of its own
         runs = {pool.submit(single_nb_execution, notebook, **options): path for path, notebook in notebooks.items()}
