@@ -264,7 +264,7 @@ class HierarchicalAttention(MultiHeadAttention):
 
     @property
     def left_padding(self) -> bool:
-        """Whether hidden tokens on the left change nothing: with blocks they do."""
+        """Whether hidden tokens on the left change nothing, which is so without blocks."""
         return self.levels == 1
 
     @property
