@@ -24,21 +24,17 @@ import torch.nn.functional as nnf
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
-    FLOATING,
-    INDEX,
-    INTEGRAL,
     POSITIVE,
     PROBABILITY,
+    ArgumentError,
     Rule,
     check,
     check_fields,
-    check_tensor,
     describe,
     divisor_of,
-    eval_mode,
     integer,
     is_count,
     is_integer,
@@ -47,6 +43,7 @@ from gbattn.conventions import (
     optional,
     require,
 )
+from .ground.tensors import FLOATING, INDEX, INTEGRAL, check_tensor, eval_mode
 from .least_squares import full_precision, linear_attention
 
 # %% ../nbs/06_attention.ipynb #729d36d4
@@ -114,7 +111,7 @@ def _check_causal(causal: bool, T: int, S: int) -> None:
     check(causal=(causal, FLAG))
     if causal and S < T:
         got = f"S = {S} keys for T = {T} queries"
-        require(False, "k", got, "S ≥ T when causal")
+        raise ArgumentError("k", got, "S ≥ T when causal")
 
 
 def _check_mask(
@@ -131,7 +128,7 @@ def _check_mask(
         )
         want += " one row for each sequence is mask[:, None, None],"
         want += " and in a call of a layer padding="
-        require(False, "mask", f"shape {tuple(mask.shape)}", want)
+        raise ArgumentError("mask", f"shape {tuple(mask.shape)}", want)
     if mask.dtype == torch.bool or mask.requires_grad:
         return
     # Zeros and ones to be added would be a boolean mask in the wrong dtype.
@@ -156,7 +153,7 @@ def _check_attention(q, k, v, causal, mask, scale, score_mod=None) -> None:
     G, S = k.shape[1:3]
     if H % G:
         want = f"a number of heads that divides H = {H}"
-        require(False, "k", f"{G} heads", want)
+        raise ArgumentError("k", f"{G} heads", want)
     if v is not None:
         check_tensor("v", v, "B G S Kv", B=B, G=G, S=S, **like)
     check(scale=(scale, _SCALE), score_mod=(score_mod, _FUNCTION))
@@ -170,7 +167,7 @@ def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
     check_tensor("x", x, "B T D")
     if x.shape[-1] % n_heads:
         want = f"(B, T, D) with a width that {n_heads} heads can share"
-        require(False, "x", f"shape {tuple(x.shape)}", want)
+        raise ArgumentError("x", f"shape {tuple(x.shape)}", want)
     return _split(x, n_heads)
 
 
@@ -745,7 +742,7 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     fits = K % 2 == 0 and shape[-2:] == (T, K // 2)
     if not (fits and (len(shape) == 2 or shape[:-2] == (B, 1))):
         want = f"(T, K/2) or (B, 1, T, K/2), for x of shape {tuple(x.shape)}"
-        require(False, "angles", f"shape {tuple(shape)}", want)
+        raise ArgumentError("angles", f"shape {tuple(shape)}", want)
     angles = angles.to(at_least_float32(x.dtype))
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, dim=-1)
@@ -921,11 +918,11 @@ class KeyValueCache:
         check_tensor(name, new, "B heads rows width", **sizes)
         if new.requires_grad:
             want = "none: decode under torch.no_grad()"
-            require(False, "cache", "keys that carry a gradient", want)
+            raise ArgumentError("cache", "keys that carry a gradient", want)
         if (new.dtype, new.device) != (buffer.dtype, buffer.device):
             got = f"{buffer.dtype} on {buffer.device}"
             want = f"{new.dtype} on {new.device}, as the keys"
-            require(False, "cache", got, want)
+            raise ArgumentError("cache", got, want)
         if per_token:
             once = name not in self._extended
             require(once, "name", f"{name!r} twice", "each name once in a pass")
@@ -943,7 +940,7 @@ class KeyValueCache:
         ]
         if missing and tokens:
             got = f"a pass that stored nothing under {missing}"
-            require(False, "cache", got, "all that the layer's cache_shapes name")
+            raise ArgumentError("cache", got, "all that the layer's cache_shapes name")
         for name, (write, new) in self._pending.items():
             write(self.buffers[name], new)
         self._pending.clear()
@@ -987,15 +984,15 @@ class KeyValueCache:
         """Require tokens x (B, T, D) of a layer that stores these shapes to fit in."""
         if self.shapes != shapes:
             want = "the cache of this layer, from its make_cache"
-            require(False, "cache", f"one that keeps {self.shapes}", want)
+            raise ArgumentError("cache", f"one that keeps {self.shapes}", want)
         self._pending.clear()  # of a pass that failed
         self._extended.clear()
         B, T = x.shape[:2]
         if self.batch_size != B:
-            require(False, "cache", f"a batch of {self.batch_size}", f"{B}, as x")
+            raise ArgumentError("cache", f"a batch of {self.batch_size}", f"{B}, as x")
         if not self._has_room(T):
             got = f"{int(self.length)} tokens and {T} more"
-            require(False, "cache", got, f"at most max_length = {self.max_length}")
+            raise ArgumentError("cache", got, f"at most max_length = {self.max_length}")
 
 
 class StaticCache(KeyValueCache):
@@ -1225,7 +1222,7 @@ def check_tokens(
     check_tensor(name, x, "B T D", **sizes, dtype=FLOATING, of=of)
     dtypes = [compute_dtype(x.device, t.dtype) for t in (x, weight)]
     if weight.is_floating_point() and dtypes[0] != dtypes[1]:
-        require(False, name, f"dtype {x.dtype}", f"{weight.dtype}, as {of}")
+        raise ArgumentError(name, f"dtype {x.dtype}", f"{weight.dtype}, as {of}")
 
 # %% ../nbs/06_attention.ipynb #e1ba3924
 def reset_projection(
@@ -1694,7 +1691,7 @@ class MultiHeadAttention(nn.Module):
             if B == T and mask.shape[0] == T and T > 1:
                 got = f"shape {tuple(mask.shape)}, which is (T, S) and (B, S), as B = T"
                 want = "mask[None, None] for (T, S), or padding=mask for (B, S)"
-                require(False, "mask", got, want)
+                raise ArgumentError("mask", got, want)
         if padding is not None:
             sizes = dict(B=B, S=S, dtype=_REAL, device=x.device, of="x")
             check_tensor("padding", padding, "B S", **sizes)
@@ -1736,7 +1733,7 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is None:
             if positions is not None:
                 want = "None: this layer has rotary=None and does not see positions"
-                require(False, "positions", describe(positions), want)
+                raise ArgumentError("positions", describe(positions), want)
             return None
         q_angles = self.rotary_positions(x, positions, start).angles
         if source is x:
@@ -1837,7 +1834,7 @@ class MultiHeadAttention(nn.Module):
         n_heads = getattr(self, heads)
         if x.shape[-1] != n_heads * self.head_dim:
             want = f"{n_heads * self.head_dim}, {heads} · head_dim"
-            require(False, name, f"{x.shape[-1]} features", want)
+            raise ArgumentError(name, f"{x.shape[-1]} features", want)
         return n_heads
 
     def _heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -2023,7 +2020,7 @@ class LinearAttention(MultiHeadAttention):
         mask, causal = inputs.mask, inputs.causal
         if mask is not None and mask.dtype != torch.bool:
             want = "torch.bool: without a softmax there is nothing to add to"
-            require(False, "mask", f"dtype {mask.dtype}", want)
+            raise ArgumentError("mask", f"dtype {mask.dtype}", want)
         dtype, q, A = q.dtype, self._features(q), None
         if inputs.cache is not None:
             mask, memory = self._write_memory(inputs, mask, k, v)
@@ -2054,7 +2051,7 @@ class LinearAttention(MultiHeadAttention):
         if mask is not None:
             if mask.shape[-2] != 1 or (mask.ndim == 4 and mask.shape[1] != 1):
                 want = "(1, S) or (B, 1, 1, S) with a cache"
-                require(False, "mask", f"shape {tuple(mask.shape)}", want)
+                raise ArgumentError("mask", f"shape {tuple(mask.shape)}", want)
             if mask.shape[-1] > 1:
                 mask = inputs.cache.newest(mask.mT, k.shape[2]).mT
             visible = k.masked_fill(~mask.mT, 0)

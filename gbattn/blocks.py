@@ -27,21 +27,20 @@ from gbattn.attention import (
     registered,
     reset_projection,
 )
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     DICTIONARY,
     FLAG,
-    FLOATING,
     NOT_NEGATIVE,
     POSITIVE,
     PROBABILITY,
     check,
     check_flag,
-    check_tensor,
     one_of,
     optional,
     require,
 )
+from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
 def check_features(name: str, x: torch.Tensor, d_model: int) -> None:

@@ -26,19 +26,19 @@ from gbattn.attention import (
     project,
     register,
 )
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
-    FLOATING,
     REPEATS,
+    ArgumentError,
     Rule,
     check,
-    check_tensor,
     divisor_of,
     is_integer,
     one_of,
     require,
 )
+from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
 #| code-fold: true
@@ -71,7 +71,7 @@ def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Ten
     n = g.shape[-1]
     if D % n:
         want = f"(B, T, n), n a divisor of D = {D}"
-        require(False, "g", f"shape {tuple(g.shape)}", want)
+        raise ArgumentError("g", f"shape {tuple(g.shape)}", want)
     if n == F.shape[-1]:
         return torch.addcmul(F, g, c)
     F, c = (x.unflatten(-1, (n, -1)) for x in (F, c))  # (B, T, n, D/n)

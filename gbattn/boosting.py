@@ -17,20 +17,20 @@ from itertools import islice
 import numpy as np
 import torch
 
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
     Rule,
     check,
     check_fields,
-    check_packages,
     is_number,
     number,
     one_of,
     optional,
     require,
 )
+from .ground.packages import check_packages
 from .smoothers import check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14

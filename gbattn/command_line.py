@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from .commands import COMMANDS, MODEL, TRAINING, carried_recipe
+from .ground.arguments import ArgumentError
 
 # %% ../nbs/Z_command_line.ipynb #918e1def
 class Option(NamedTuple):
@@ -135,9 +136,7 @@ def options(command: str) -> list[Option]:
     Source: the appendix on the command line.
     """
     if not (isinstance(command, str) and command in COMMANDS):
-        from gbattn.conventions import require  # which loads torch
-
-        require(False, "command", repr(command), f"one of {', '.join(COMMANDS)}")
+        raise ArgumentError("command", repr(command), f"one of {', '.join(COMMANDS)}")
     function, _, instead = COMMANDS[command]
     help_of, found = _help_of(function.__doc__), []
     for name, p in inspect.signature(function).parameters.items():
@@ -283,21 +282,21 @@ def _configured(name: str, values: dict, words: Sequence[str]):
     """A config of these values. What it refuses is a usage error, which names the
     option that holds the field: the dropout of --attention-options is not --dropout."""
 
-    def refusal(**other) -> str:
+    def refusal(**other) -> ArgumentError | None:
         try:
             _config(name)(**values | other)
-        except ValueError as error:
-            return str(error)
-        return ""
+        except ArgumentError as error:
+            return error
+        return None
 
     if values.get("epochs") is not None and not _is_typed("steps", words):
         values["steps"] = None
     if not (error := refusal()):
         return _config(name)(**values)
-    key = f'"{error.partition(": got ")[0]}":'
+    key = f'"{error.argument}":'
     for option in ("attention_options", "overrides"):
         inside = key in json.dumps(values.get(option))
-        if inside and refusal(**{option: {}}) != error:
+        if inside and str(refusal(**{option: {}})) != str(error):
             raise _UsageError(f"{_dashed(option)}, {error}")
     raise _UsageError(error)
 
@@ -318,17 +317,19 @@ def _carried(chosen: dict, words: Sequence[str]) -> dict:
 def _as_typed(command: str, words: Sequence[str], error: ValueError) -> ValueError:
     """The same error with options as they are typed; a usage error if it is about
     options only."""
-    argument, got, rest = str(error).partition(": got ")
+    if not isinstance(error, ArgumentError):
+        return error
     typed = {
         option.name: option.typed if not _is_typed(option.name, words)
         else _dashed(option.name)
         for option in options(command)
     }  # fmt: skip
     typed |= {name: typed[own] for name, own in COMMANDS[command].instead.items()}
-    names = argument.split(", ")
+    names = error.argument.split(", ")
     if not all(name in typed for name in names):
         return error
-    return _UsageError(f"{', '.join(typed[name] for name in names)}{got}{rest}")
+    argument = ", ".join(typed[name] for name in names)
+    return _UsageError(ArgumentError(argument, error.got, error.want))
 
 # %% ../nbs/Z_command_line.ipynb #d3b47479
 #| code-fold: true
@@ -439,9 +440,8 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     good = isinstance(words, Sequence) and not isinstance(words, str)
     if not (good and all(isinstance(word, str) for word in words)):
-        from gbattn.conventions import require
 
-        require(False, "words", repr(words), "a sequence of strings")
+        raise ArgumentError("words", repr(words), "a sequence of strings")
     about = " ".join(["gbattn", *words[:1]])
     for name in ("stdout", "stderr"):  # which a shell may have closed
         if getattr(sys, name) is None:

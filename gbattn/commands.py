@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from .ground.arguments import ArgumentError
+
 if TYPE_CHECKING:
     from gbattn.corpora import Corpus
     from gbattn.language_model import LanguageModel, ModelConfig
@@ -51,15 +53,13 @@ TRAINING = dict(
 #| code-fold: true
 def _require(condition: bool, argument: str, got: object, want: str) -> None:
     if not condition:
-        from gbattn.conventions import require  # which loads torch
-
-        require(False, argument, got, want)
+        raise ArgumentError(argument, got, want)
 
 
 def _check(**arguments: object) -> None:
     """Check arguments of the commands, each by the rule of its name."""
-    import gbattn.conventions as rule_of
-    from gbattn.conventions import check, instance, is_count, one_of, optional
+    import gbattn.ground.arguments as rule_of
+    from gbattn.ground.arguments import check, instance, is_count, one_of, optional
     from gbattn.language_model import ModelConfig
     from gbattn.training import TrainConfig
 
@@ -107,11 +107,10 @@ def _renamed(**names: str):
     """Give arguments of the library, in its errors, the names of ours."""
     try:
         yield
-    except ValueError as error:
-        argument, got, rest = str(error).partition(": got ")
-        if argument not in names:
+    except ArgumentError as error:
+        if error.argument not in names:
             raise
-        raise type(error)(f"{names[argument]}{got}{rest}") from None
+        raise ArgumentError(names[error.argument], error.got, error.want) from None
 
 
 def _check_one_process(command: str, instead: str) -> None:
@@ -625,7 +624,7 @@ def _folder_of_records(results: Path | None) -> Path:
     plain = isinstance(results, str | Path) and results != ""
     places = (Path(results), *Path(results).parents) if plain else ()
     if not next((place.is_dir() for place in places if place.exists()), False):
-        from gbattn.conventions import check_folder  # which loads torch
+        from gbattn.ground.files import check_folder  # which loads torch
 
         _check(results=results)
         check_folder("results", Path(results))
@@ -727,13 +726,13 @@ def run_experiment(
         found = [_listed(one, places.get(one)) for one in names]
         return {"folder": str(folder), "experiments": found}
 
-    from gbattn.conventions import experiment_folder
     from gbattn.experiments import (
         check_writable,
         find_experiment,
         run,
         status_of,
     )
+    from gbattn.ground.records import experiment_folder
 
     _check(workers=workers, shard=shard, capture=capture)
     want = "an experiment: without one, there is no option but --results"
@@ -885,8 +884,9 @@ def _run_of_the_queue(name: str, results: Path, corpora, work) -> tuple:
     not at hand, its corpus, and what its record says."""
     import tempfile
 
-    from gbattn.conventions import CHAPTERS, read_records
+    from gbattn.conventions import read_records
     from gbattn.experiments import find_experiment, run
+    from gbattn.ground.records import CHAPTERS
     from gbattn.language_model import LanguageModel
 
     found = [*results.glob(f"*/*-{name}.json")]
@@ -964,8 +964,9 @@ def diagnose_model(
 
     import numpy as np
 
-    from gbattn.conventions import Record, check_folder, write_atomic
+    from gbattn.conventions import Record
     from gbattn.diagnostics import diagnose, report_page
+    from gbattn.ground.files import check_folder, write_atomic
     from gbattn.language_model import LanguageModel
     from gbattn.training import RunFolder
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 from statistics import fmean, linear_regression, median, stdev
 from typing import NamedTuple
 
-from gbattn.conventions import (
+from .conventions import Record
+from gbattn.ground.arguments import (
     COUNT,
     DICTIONARY,
     FLAG,
@@ -25,10 +26,8 @@ from gbattn.conventions import (
     NUMBER,
     POSITIVE,
     STRING,
-    Record,
     Rule,
     check,
-    check_packages,
     instance,
     integer,
     is_number,
@@ -38,6 +37,7 @@ from gbattn.conventions import (
     optional,
     require,
 )
+from .ground.packages import check_packages
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,

@@ -35,25 +35,24 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
     LENGTH,
     NOT_NEGATIVE,
     PATH,
     SEED,
+    ArgumentError,
     check,
     check_entries,
-    check_folder,
-    check_packages,
     instance,
     integer,
     one_of,
     optional,
-    read_json,
     require,
-    write_atomic,
 )
+from .ground.files import check_folder, read_json, write_atomic
+from .ground.packages import check_packages
 
 # %% ../nbs/14_corpora.ipynb #aaba163b
 def _load(package: str):
@@ -90,7 +89,7 @@ def _documents() -> dict[str, str]:
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
-        require(False, "python-docs", "a Python without pydoc_data.topics", want)
+        raise ArgumentError("python-docs", "a Python without pydoc_data.topics", want) from None
     texts = {f"topic {name}": text for name, text in topics.items()}
     folder = Path(sysconfig.get_path("stdlib"))
     modules = {}
@@ -103,7 +102,7 @@ def _documents() -> dict[str, str]:
             tree = ast.parse(path.read_bytes())
         except SyntaxError as error:
             got = f"{path}, line {error.lineno}: {error}"
-            require(False, "python-docs", got, want)
+            raise ArgumentError("python-docs", got, want) from None
         modules[name] = "\n\n".join(_docstrings(tree))
     whole = all(modules.get(name) for name in ("argparse", "json", "os"))
     require(whole, "python-docs", f"hardly any source files in {folder}", want)
@@ -359,7 +358,7 @@ def _from_hub(name: str) -> tuple[_Rows, dict]:
                 yield text if text.endswith(hub.ending) else text + hub.ending
         except Exception as error:  # whatever it is, the cure is the same
             first = (str(error).splitlines() or [""])[0]
-            require(False, name, f"{type(error).__name__}: {first}", cure)
+            raise ArgumentError(name, f"{type(error).__name__}: {first}", cure) from None
 
     return rows, {"corpus": name, "source": hub._asdict()}
 
@@ -394,12 +393,12 @@ def text_checksum(path: Path) -> str:
             if b"\0" in line:
                 file.seek(0)
                 what = f"NULs, as if it were {_encoding_of(file.read(2**16))}"
-                require(False, str(path), what, cure)
+                raise ArgumentError(str(path), what, cure)
             try:
                 blank = not line.decode("utf-8-sig").strip() and blank
             except UnicodeDecodeError as error:
                 got = f"byte 0x{line[error.start]:02x} in line {number}"
-                require(False, str(path), got, cure)
+                raise ArgumentError(str(path), got, cure) from None
     require(not blank, str(path), "no text in it", "a file with text")
     return digest.hexdigest()
 
@@ -416,7 +415,7 @@ def _text_files(folder: Path) -> list[Path]:
             here, entries = os.stat(place), list(os.scandir(place))
         except OSError as error:
             got = f"{place}, which cannot be listed ({error.strerror})"
-            require(False, "name_or_folder", got, "folders that can be read")
+            raise ArgumentError("name_or_folder", got, "folders that can be read") from None
         new, got = (here.st_dev, here.st_ino), f"{place}, which is read already"
         require(new not in visited, "name_or_folder", got, "links to other folders")
         visited.add(new)
@@ -482,7 +481,7 @@ def as_array(tokens) -> np.ndarray:
     try:
         return tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
     except (TypeError, ValueError) as error:
-        require(False, "tokens", f"what is no array ({error})", "token ids")
+        raise ArgumentError("tokens", f"what is no array ({error})", "token ids") from None
 
 
 def _flat_settings(tokenizer: dict) -> dict:
@@ -623,7 +622,7 @@ class Corpus:
             text.encode()
         except UnicodeEncodeError as error:
             got = f"a lone surrogate at {error.start}"
-            require(False, "text", got, "a string that UTF-8 can write")
+            raise ArgumentError("text", got, "a string that UTF-8 can write") from None
         ids = np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
         known = self._checked(ids, f"{self._tokenizer_file}, tokens")
         return known.astype(self.train.dtype)
@@ -644,7 +643,7 @@ class Corpus:
         except Exception as error:  # the library raises nothing narrower
             got = f"what tokenizers {library.__version__} cannot read ({error})"
             version = self.manifest["made_with"]["tokenizers"]
-            require(False, str(path), got, f"tokenizers {version}, which wrote it")
+            raise ArgumentError(str(path), got, f"tokenizers {version}, which wrote it") from None
 
     def decode(self, tokens: Sequence[int] | np.ndarray | torch.Tensor) -> str:
         """The text of the tokens of one sequence, shape (n,) or (1, n); bytes that are
@@ -941,7 +940,7 @@ def _write_corpus(folder: Path, recipe: dict, rows: _Rows) -> None:
         except OSError as error:
             got = f"{draft.parent}, which cannot be written ({error.strerror})"
             want = "another folder, by the argument or GBATTN_CACHE"
-            require(False, "cache", got, want)
+            raise ArgumentError("cache", got, want) from None
         _fill(draft, recipe, rows)
         try:
             draft.rename(folder)

@@ -19,7 +19,15 @@ import torch
 
 from .attention import LinearAttention, MultiHeadAttention
 from .boosted import GradientBoostedAttention
-from .conventions import COUNT, FLAG, Rule, check, integer, is_count, require
+from gbattn.ground.arguments import (
+    COUNT,
+    FLAG,
+    Rule,
+    check,
+    integer,
+    is_count,
+    require,
+)
 from .twicing import TwicingAttention
 
 # %% ../nbs/10_cost.ipynb #9c5beef8

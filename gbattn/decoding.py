@@ -12,16 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from gbattn.conventions import (
-    FLOATING,
-    INDEX,
-    NOT_NEGATIVE,
-    POSITIVE,
-    check,
-    check_tensor,
-    instance,
-    require,
-)
+from .ground.arguments import NOT_NEGATIVE, POSITIVE, check, instance, require
+from .ground.tensors import FLOATING, INDEX, check_tensor
 from .language_model import LanguageModel, accept_exactly
 
 # %% ../nbs/23_decoding.ipynb #50ab8cb9

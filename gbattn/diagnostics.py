@@ -30,24 +30,22 @@ from gbattn.attention import (
     split_heads,
 )
 from .boosted import GradientBoostedAttention, alignment, gated
-from gbattn.conventions import (
+from .conventions import colour_of
+from .corpora import Batch, as_array
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
-    FLOATING,
     SEED,
     check,
-    check_tensor,
-    colour_of,
-    eval_mode,
     instance,
     integer,
     is_integer,
     one_of,
     optional,
     require,
-    with_progress,
 )
-from .corpora import Batch, as_array
+from .ground.tensors import FLOATING, check_tensor, eval_mode
+from .ground.terminal import with_progress
 from .language_model import LanguageModel
 from .training import window_length
 

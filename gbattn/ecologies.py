@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 import torch
 
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
-    FLOATING,
     FRACTION,
     NOT_NEGATIVE,
     check,
-    check_tensor,
     instance,
     require,
 )
+from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/26_ecologies.ipynb #6f26dff9
 #| code-fold: true

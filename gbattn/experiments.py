@@ -48,34 +48,7 @@ from gbattn.comparison import (
     matched,
     rates_at_edge,
 )
-from gbattn.conventions import (
-    CHAPTERS,
-    COLOURS,
-    COUNT,
-    DICTIONARY,
-    FETCH_RECORDS,
-    FLAG,
-    LENGTH,
-    NUMBER,
-    PATH,
-    STRING,
-    Record,
-    Rule,
-    check,
-    check_fields,
-    check_packages,
-    experiment_folder,
-    instance,
-    integer,
-    is_count,
-    left_drafts,
-    one_of,
-    optional,
-    profile,
-    read_records,
-    require,
-    results_folder,
-)
+from .conventions import COLOURS, Record, profile, read_records
 from gbattn.corpora import (
     HUB,
     MANIFEST,
@@ -86,6 +59,33 @@ from gbattn.corpora import (
     open_corpus,
 )
 from .cost import COUNTS, measure_machine
+from gbattn.ground.arguments import (
+    COUNT,
+    DICTIONARY,
+    FLAG,
+    LENGTH,
+    NUMBER,
+    PATH,
+    STRING,
+    ArgumentError,
+    Rule,
+    check,
+    check_fields,
+    instance,
+    integer,
+    is_count,
+    one_of,
+    optional,
+    require,
+)
+from .ground.files import left_drafts
+from .ground.packages import check_packages
+from gbattn.ground.records import (
+    CHAPTERS,
+    FETCH_RECORDS,
+    experiment_folder,
+    results_folder,
+)
 from .ground.terminal import printable
 from gbattn.language_model import (
     LanguageModel,
@@ -272,7 +272,7 @@ def _own_layers(config: ModelConfig) -> dict[type, str]:
                 found[kind] = inspect.getsource(kind)
             except (OSError, TypeError):
                 want = "one whose source can be read, from a module or a notebook"
-                require(False, "attention", repr(name), want)
+                raise ArgumentError("attention", repr(name), want) from None
     return found
 
 
@@ -956,7 +956,7 @@ def records_of(
 ) -> list[Record]:
     """Return the records of an experiment (what `find_experiment` takes) that are in
     so far, in the order of its runs, from a folder of records,
-    `gbattn.conventions.results_folder` by default.
+    `gbattn.ground.records.results_folder` by default.
 
     A record of a run that the experiment no longer has, as when its sweep has since
     found a better rate, is not among them. Until its sweep is finished, its runs are
@@ -1164,7 +1164,7 @@ def _executor(cluster: dict, logs: Path):
     ) as error:
         got = f"{cluster} ({describe_error(error)})"
         want = "options of submitit's AutoExecutor, such as {'gpus_per_node': 1}"
-        require(False, "cluster", got, want)
+        raise ArgumentError("cluster", got, want) from None
     return executor
 
 
@@ -1259,7 +1259,7 @@ def run(
         ``cluster``, ``"slurm"`` by default. All machines must see ``folder``, ``work``
         and the texts. If you stop waiting, the jobs stay on the cluster.
     folder : str or Path, optional
-        The folder of records; `gbattn.conventions.results_folder` by default.
+        The folder of records; `gbattn.ground.records.results_folder` by default.
     work : str or Path, optional
         Where checkpoints, locks and the trained models live; by default
         ``GBATTN_RUNS``, else ``~/.cache/gbattn/runs``.
@@ -1411,7 +1411,7 @@ def status_of(
     experiment: "Experiment | str", folder: str | Path | None = None
 ) -> Status:
     """Return how far along an experiment (what `find_experiment` takes) is, from a
-    folder of records, `gbattn.conventions.results_folder` by default."""
+    folder of records, `gbattn.ground.records.results_folder` by default."""
     experiment = find_experiment(experiment)
     check(folder=(folder, optional(PATH)))
     folder = Path(folder or results_folder())
@@ -1446,7 +1446,7 @@ def comparable(
     experiment: "Experiment | str", folder: str | Path | None = None
 ) -> Comparable:
     """Return the records of an experiment (what `find_experiment` takes) that can be
-    compared, from a folder of records, `gbattn.conventions.results_folder` by default.
+    compared, from a folder of records, `gbattn.ground.records.results_folder` by default.
 
     In a sweep, each arm is taken at the rate of `gbattn.comparison.best_rates`. An
     experiment that varies another setting, or was not run, is refused.

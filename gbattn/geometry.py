@@ -11,15 +11,8 @@ import math
 import torch
 import torch.nn.functional as nnf
 
-from gbattn.conventions import (
-    COUNT,
-    FLOATING,
-    INTEGRAL,
-    NOT_NEGATIVE,
-    check,
-    check_tensor,
-    require,
-)
+from .ground.arguments import COUNT, NOT_NEGATIVE, check, require
+from .ground.tensors import FLOATING, INTEGRAL, check_tensor
 from .least_squares import least_squares
 
 # %% ../nbs/28_geometry.ipynb #15df5ec4

@@ -25,18 +25,17 @@ from gbattn.attention import (
     split_heads,
 )
 from .boosted import gated
-from gbattn.conventions import (
+from .cost import AttentionSizes, Cost, Parts, counts, one_round
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
-    FLOATING,
     LENGTH,
     REPEATS,
     check,
-    check_tensor,
     one_of,
     require,
 )
-from .cost import AttentionSizes, Cost, Parts, counts, one_round
+from .ground.tensors import FLOATING, check_tensor
 from .least_squares import full_precision
 
 # %% ../nbs/29_hierarchical.ipynb #76ad46ff

@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 import torch
 
-from gbattn.conventions import (
+from .conventions import check_tensors
+from gbattn.ground.arguments import (
     COUNT,
-    FLOATING,
     LENGTH,
     POSITIVE,
     check,
     check_flag,
-    check_tensors,
     integer,
     number,
     one_of,
     require,
 )
+from .ground.tensors import FLOATING
 
 # %% ../nbs/04_hopfield.ipynb #e8a8940b
 KINDS = ("linear", "polynomial", "exponential", "log-sum-exp")

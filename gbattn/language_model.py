@@ -32,26 +32,21 @@ from gbattn.attention import (
     same_document,
 )
 from .blocks import Block, make_normalizer
-from gbattn.conventions import (
+from .cost import Cost, attention_cost, linear_cost
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
-    FLOATING,
-    INDEX,
     INTEGER,
-    INTEGRAL,
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
     PROBABILITY,
     REPEATS,
+    ArgumentError,
     Rule,
     check,
     check_fields,
-    check_folder,
-    check_packages,
-    check_tensor,
     describe,
-    eval_mode,
     instance,
     integer,
     is_count,
@@ -59,12 +54,12 @@ from gbattn.conventions import (
     number,
     one_of,
     optional,
-    read_json,
     require,
     up_to,
-    write_atomic,
 )
-from .cost import Cost, attention_cost, linear_cost
+from .ground.files import check_folder, read_json, write_atomic
+from .ground.packages import check_packages
+from .ground.tensors import FLOATING, INDEX, INTEGRAL, check_tensor, eval_mode
 
 
 def _has_tangent(*tensors: torch.Tensor) -> bool:
@@ -407,7 +402,7 @@ class ModelConfig:
             if isinstance(error, TypeError) and "Overflow" not in message:
                 raise
             got = f"sizes that torch refuses ({message})"
-            require(False, "config", got, "smaller ones")
+            raise ArgumentError("config", got, "smaller ones") from None
         parts = sum(1 for _ in block.modules())
         got = f"{self.n_layers} of {parts} modules"
         fits = self.n_layers * parts <= 10**5
@@ -446,7 +441,7 @@ def _as_json(name: str, options: dict) -> str:
     try:
         return json.dumps(options, allow_nan=False)
     except (RecursionError, TypeError, ValueError) as error:
-        require(False, name, str(error), "what JSON can write")
+        raise ArgumentError(name, str(error), "what JSON can write") from None
 
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 #| code-fold: true
@@ -468,7 +463,7 @@ def _device_of_weights(device, dtype) -> torch.device:
         return nn.LayerNorm(1, device=device).weight.device
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         got, want = f"{device!r} ({error})", "a device that torch has here"
-        require(False, "device", got, want)
+        raise ArgumentError("device", got, want) from None
 
 
 def _seed_of(seed: int, name: str) -> int:
@@ -689,7 +684,7 @@ class LanguageModel(nn.Module):
             fits = targets is None and is_count(logits_to_keep)
             if not (fits and logits_to_keep <= T):
                 want = f"None or, without targets, 1 to {T}"
-                require(False, "logits_to_keep", repr(logits_to_keep), want)
+                raise ArgumentError("logits_to_keep", repr(logits_to_keep), want)
         options = mask, padding, positions, cache, score_mod, documents
         h = self._stream(tokens, *options)
         if logits_to_keep is not None:
@@ -834,14 +829,14 @@ class LanguageModel(nn.Module):
             if isinstance(cache, list):
                 got = f"[{', '.join(type(one).__name__ for one in cache)}]"
             want = f"a list of {len(self.blocks)}, from make_caches"
-            require(False, "cache", got, want)
+            raise ArgumentError("cache", got, want)
         if isinstance(cache[0], StaticCache):
             return  # Python does not read their lengths
         lengths = [one.length for one in cache]
         # A set, or a sentence, of the lengths would tie a compiled program to them.
         if not all(length == lengths[0] for length in lengths):
             want = "one number: a pass that failed leaves caches of no use"
-            require(False, "cache", f"{lengths} tokens in its layers", want)
+            raise ArgumentError("cache", f"{lengths} tokens in its layers", want)
 
     def _position_vectors(self, tokens, positions, past: int) -> torch.Tensor:
         """The vectors of the positions, (T, D) or (B, T, D)."""
@@ -851,11 +846,11 @@ class LanguageModel(nn.Module):
         if positions is None:
             if past + T > rows:
                 got = f"{past + T} of them" if past else f"{T} of them"
-                require(False, "tokens", got, f"at most max_length = {rows}")
+                raise ArgumentError("tokens", got, f"at most max_length = {rows}")
             return self.position_embedding.weight[past : past + T]
         if tuple(getattr(positions, "shape", ())) not in ((T,), (B, T)):
             want = f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
-            require(False, "positions", describe(positions), want)
+            raise ArgumentError("positions", describe(positions), want)
         self._check_tensor("positions", positions, "…", dtype=INDEX)
         return _embed(self.position_embedding, "positions", positions)
 
@@ -1398,7 +1393,7 @@ def _check_weights(
     wrong = [n for n in {**want, **got} if want.get(n) != got.get(n)][:1]
     show = lambda shapes: f"{wrong[0]} {shapes.get(wrong[0], 'missing')}"
     if wrong:
-        require(False, argument, show(got), f"{show(want)}, {why}")
+        raise ArgumentError(argument, show(got), f"{show(want)}, {why}")
     for name, weight in weights.items():
         _check_dtype(argument, f"{name} of {weight.dtype}", weight.dtype)
 
@@ -1415,7 +1410,7 @@ def _read_files(folder: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     try:
         config = ModelConfig.from_dict(entries)
     except (RecursionError, TypeError, ValueError) as error:
-        require(False, str(path), str(error), "what save_pretrained wrote")
+        raise ArgumentError(str(path), str(error), "what save_pretrained wrote") from None
     path = folder / "model.safetensors"
     got = "the weights of another config than that in config.json"
     want = "the two files of one save_pretrained"
@@ -1454,11 +1449,11 @@ def _read_weights(folder: Path) -> tuple[object, dict[str, torch.Tensor]]:
             # Copies: a tensor of the file would change when the file does.
             weights = {name: file.get_tensor(name).clone() for name in file.keys()}
     except (OSError, RuntimeError, SafetensorError, TypeError) as error:
-        require(False, str(path), f"a damaged file ({error})", want)
+        raise ArgumentError(str(path), f"a damaged file ({error})", want) from None
     try:
         facts = json.loads(metadata.get("gbattn", "null"))
     except (RecursionError, ValueError) as error:
-        require(False, str(path), f"a damaged file (its metadata: {error})", want)
+        raise ArgumentError(str(path), f"a damaged file (its metadata: {error})", want) from None
     own = isinstance(facts, dict) and facts.get("format") == _FORMAT
     require(own, str(path), "the file of another program or version", want)
     whole = facts.get("sha256") == _checksum(weights)

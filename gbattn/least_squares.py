@@ -18,20 +18,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from gbattn.conventions import (
+from .conventions import check_tensors
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
     NOT_NEGATIVE,
+    ArgumentError,
     check,
     check_flag,
-    check_mask,
-    check_packages,
-    check_tensors,
     number,
     one_of,
     optional,
     require,
 )
+from .ground.packages import check_packages
+from .ground.tensors import check_mask
 
 # %% ../nbs/01_least_squares.ipynb #c424b47f
 MODES = ("accurate", "fast")
@@ -215,7 +216,7 @@ def _check_attention(
     check_flag("causal", causal)
     if causal and S < T:
         want = "at least as many keys as queries when causal"
-        require(False, "k", f"S = {S} keys for T = {T} queries", want)
+        raise ArgumentError("k", f"S = {S} keys for T = {T} queries", want)
     if mask is not None:
         check_mask(mask, (*q.shape[:-2], T, S))
         got = f"device {mask.device}"
@@ -312,7 +313,7 @@ def _check_intercept_and_weights(
     if weights is not None:
         if not bool((weights >= 0).all()):  # an empty batch has no smallest entry
             got = f"a smallest entry of {weights.min():.3g}"
-            require(False, "weights", got, "entries that are not negative")
+            raise ArgumentError("weights", got, "entries that are not negative")
         positive = bool((weights > 0).any(-1).all())
         require(positive, "weights", "zeros only", "a positive entry")
 
@@ -623,7 +624,7 @@ class OLSAttention(nn.Module):
         d, dtype = self.W_Q.shape[0], self.W_Q.dtype
         if X.shape[-1] != d:
             got, want = f"d = {X.shape[-1]} features", f"d = {d}, as the layer has"
-            require(False, "X", got, want)
+            raise ArgumentError("X", got, want)
         want = f"{dtype}, as the weights have"
         require(X.dtype == dtype, "X", f"dtype {X.dtype}", want)
         return linear_attention(X @ self.W_Q, X @ self.W_K, X @ self.W_V) @ self.W_P

@@ -11,14 +11,14 @@ import math
 import torch
 from torch import nn
 
-from gbattn.conventions import (
+from .conventions import check_tensors
+from gbattn.ground.arguments import (
     COUNT,
     LENGTH,
     NOT_NEGATIVE,
     POSITIVE,
     check,
     check_flag,
-    check_tensors,
     number,
     one_of,
     optional,

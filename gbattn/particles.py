@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn.functional import normalize
 
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
-    FLOATING,
     FRACTION,
     LENGTH,
     NOT_NEGATIVE,
     POSITIVE,
     check,
-    check_tensor,
     one_of,
     require,
 )
+from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/27_particles.ipynb #44f59a74
 #| code-fold: true

@@ -29,16 +29,17 @@ from gbattn.attention import (
 )
 from .blocks import Block
 from .boosted import Correction, Gate, GradientBoostedAttention
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
+    ArgumentError,
     check,
-    check_packages,
     instance,
     is_integer,
     one_of,
     require,
 )
+from .ground.packages import check_packages
 from .language_model import LanguageModel, ModelConfig
 
 check_packages("pretrained", "transformers", releases=("5.18", "5.25"))
@@ -297,7 +298,7 @@ class InTransformers:
         round 0, (B, H, T, S). No mask means causal attention."""
         if weights and self.training and self.dropout:
             want = "no dropout of weights while training, or attn_implementation='sdpa'"
-            require(False, "dropout", self.dropout, want)
+            raise ArgumentError("dropout", self.dropout, want)
         if (
             not self.additive_masks
             and mask is not None
@@ -421,7 +422,7 @@ def _rows_of(table: nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Ten
         return table(numbers)
     except IndexError:
         got = f"numbers from {int(numbers.min())} to {int(numbers.max())}"
-        require(False, name, got, f"0 to {len(table.weight) - 1}, the rows of a table")
+        raise ArgumentError(name, got, f"0 to {len(table.weight) - 1}, the rows of a table") from None
 
 
 class GbattnModel(GbattnPreTrainedModel):

@@ -19,18 +19,16 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .boosted import GradientBoostedAttention
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
-    FLOATING,
-    INDEX,
     POSITIVE,
     check,
     check_flag,
-    check_tensor,
     one_of,
     optional,
     require,
 )
+from .ground.tensors import FLOATING, INDEX, check_tensor
 
 _SOURCE = one_of("residual", "input", "shared")
 

@@ -13,15 +13,8 @@ import torch
 from torch import nn
 
 from .attention import MultiHeadAttention, merge_heads, split_heads
-from gbattn.conventions import (
-    COUNT,
-    FLOATING,
-    NOT_NEGATIVE,
-    Rule,
-    check,
-    check_tensor,
-    require,
-)
+from .ground.arguments import COUNT, NOT_NEGATIVE, Rule, check, require
+from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/20_routing.ipynb #f173b97b
 def routing_law(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

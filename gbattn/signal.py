@@ -22,24 +22,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .blocks import Derf, DyT
 from .boosted import Gate
-from gbattn.conventions import (
+from gbattn.ground.arguments import (
     COUNT,
     FLAG,
-    FLOATING,
     FRACTION,
     NOT_NEGATIVE,
     NUMBER,
     POSITIVE,
+    ArgumentError,
     check,
-    check_tensor,
-    eval_mode,
     instance,
     integer,
     number,
     one_of,
     require,
-    with_progress,
 )
+from .ground.tensors import FLOATING, check_tensor, eval_mode
+from .ground.terminal import with_progress
 
 # %% ../nbs/12_signal.ipynb #0d808e58
 def _numbers(name: str, value, want: str, good) -> np.ndarray:
@@ -52,7 +51,7 @@ def _numbers(name: str, value, want: str, good) -> np.ndarray:
     require(real, name, repr(value), want)
     holds = np.broadcast_to(good(numbers), numbers.shape)
     if not holds.all():
-        require(False, name, f"{numbers[~holds].flat[0]:g}", want)
+        raise ArgumentError(name, f"{numbers[~holds].flat[0]:g}", want)
     return numbers
 
 
@@ -64,7 +63,7 @@ def _together(**values) -> list[np.ndarray]:
         return np.broadcast_arrays(*arrays)
     except ValueError:
         got = ", ".join(str(array.shape) for array in arrays)
-        require(False, ", ".join(values), got, "shapes that broadcast")
+        raise ArgumentError(", ".join(values), got, "shapes that broadcast") from None
 
 
 @contextmanager
@@ -74,7 +73,7 @@ def _within_float64(name: str, got: str, want: str):
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             yield
     except ArithmeticError:
-        require(False, name, f"{got} leaves float64", want)
+        raise ArgumentError(name, f"{got} leaves float64", want) from None
 
 # %% ../nbs/12_signal.ipynb #7d1e76fa
 def relu_kernels(rho) -> tuple[np.ndarray, np.ndarray]:
@@ -653,7 +652,7 @@ def _step(h: torch.Tensor, block: nn.Module, l: int, causal: bool) -> torch.Tens
     if shape != h.shape:
         shape = tuple(shape) if isinstance(shape, tuple) else shape
         got = f"block {l}, which turns shape {tuple(h.shape)} into {shape}"
-        require(False, "blocks", got, "blocks that keep (B, T, D)")
+        raise ArgumentError("blocks", got, "blocks that keep (B, T, D)")
     finite = bool(after.detach().isfinite().all())
     got = f"block {l}, whose output is not finite"
     require(finite, "blocks", got, "finite numbers")

@@ -19,17 +19,9 @@ from gbattn.attention import (
     merge_heads,
     register,
 )
-from gbattn.conventions import (
-    FLOATING,
-    POSITIVE,
-    check,
-    check_mask,
-    check_tensor,
-    integer,
-    optional,
-    require,
-)
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
+from .ground.arguments import POSITIVE, check, integer, optional, require
+from .ground.tensors import FLOATING, check_mask, check_tensor
 from .least_squares import full_precision
 
 _ITERATIONS = integer("an integer that is not negative", lambda x: x >= 0)

@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import torch
 
-from gbattn.conventions import (
+from .conventions import check_tensors
+from gbattn.ground.arguments import (
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
     check,
-    check_mask,
-    check_tensors,
     integer,
     one_of,
     require,
 )
+from .ground.tensors import check_mask
 
 # %% ../nbs/03_smoothers.ipynb #5e7b3f88
 def _positive(name: str, value, divided: torch.Tensor):

@@ -8,7 +8,8 @@ __all__ = ['gains_from_scores', 'scores_from_gains', 'noise_left', 'urn']
 # %% ../nbs/25_streaming.ipynb #e0197f50
 import torch
 
-from .conventions import COUNT, FLOATING, check, check_tensor, number, require
+from .ground.arguments import COUNT, check, number, require
+from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/25_streaming.ipynb #c6d955e9
 #| code-fold: true

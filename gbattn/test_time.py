@@ -23,21 +23,20 @@ from gbattn.attention import (
     register,
 )
 from .blocks import FeedForward
-from gbattn.conventions import (
+from .cost import AttentionSizes, Cost, counts, linear_cost
+from gbattn.ground.arguments import (
     COUNT,
-    FLOATING,
     INTEGER,
     POSITIVE,
     REPEATS,
     check,
-    check_tensor,
     instance,
     is_integer,
     one_of,
     optional,
     require,
 )
-from .cost import AttentionSizes, Cost, counts, linear_cost
+from .ground.tensors import FLOATING, check_tensor
 from .language_model import LanguageModel
 from .least_squares import full_precision
 

@@ -18,15 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gbattn.conventions import (
-    FLOATING,
+from .corpora import Batch
+from .diagnostics import divergence, edited, head_scores, token_losses, trace
+from gbattn.ground.arguments import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
     check,
     check_fields,
-    check_tensor,
-    eval_mode,
     instance,
     integer,
     list_of,
@@ -34,8 +33,7 @@ from gbattn.conventions import (
     one_of,
     require,
 )
-from .corpora import Batch
-from .diagnostics import divergence, edited, head_scores, token_losses, trace
+from .ground.tensors import FLOATING, check_tensor, eval_mode
 from .language_model import LanguageModel
 from .training import RateGroup, TrainConfig, learning_rate
 

@@ -34,38 +34,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from gbattn.conventions import (
-    COUNT,
-    DICTIONARY,
-    FLAG,
-    FRACTION,
-    LENGTH,
-    NOT_NEGATIVE,
-    NUMBER,
-    PATH,
-    POSITIVE,
-    PROBABILITY,
-    SEED,
-    STRING,
-    check,
-    check_entries,
-    check_fields,
-    check_folder,
-    check_packages,
-    eval_mode,
-    instance,
-    integer,
-    is_integer,
-    left_drafts,
-    list_of,
-    lock_folder,
-    one_of,
-    optional,
-    read_json,
-    require,
-    up_to,
-    write_atomic,
-)
 from gbattn.corpora import (
     MANIFEST,
     Batch,
@@ -82,6 +50,41 @@ from gbattn.corpora import (
     sequential_windows,
 )
 from .cost import call_seconds
+from gbattn.ground.arguments import (
+    COUNT,
+    DICTIONARY,
+    FLAG,
+    FRACTION,
+    LENGTH,
+    NOT_NEGATIVE,
+    NUMBER,
+    PATH,
+    POSITIVE,
+    PROBABILITY,
+    SEED,
+    STRING,
+    ArgumentError,
+    check,
+    check_entries,
+    check_fields,
+    instance,
+    integer,
+    is_integer,
+    list_of,
+    one_of,
+    optional,
+    require,
+    up_to,
+)
+from gbattn.ground.files import (
+    check_folder,
+    left_drafts,
+    lock_folder,
+    read_json,
+    write_atomic,
+)
+from .ground.packages import check_packages
+from .ground.tensors import eval_mode
 from .ground.terminal import printable
 from .language_model import LanguageModel, ModelConfig, loss_of_logits
 
@@ -632,7 +635,7 @@ def check_device(device: torch.device | str) -> None:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         got = f"{device!r} ({str(error).splitlines()[0]})"
-        require(False, "device", got, "cpu, or cuda where torch finds a GPU")
+        raise ArgumentError("device", got, "cpu, or cuda where torch finds a GPU") from None
 
 
 def _plugin(precision: str):
@@ -1051,7 +1054,7 @@ def _check_summed(model, tokens: np.ndarray, length: int) -> None:
     except (AttributeError, TypeError) as error:
         got = f"{type(model).__name__}, whose call fails ({error})"
         want = "a forward that names what it takes: tokens, or targets and reduction too"
-        require(False, "model", got, want)
+        raise ArgumentError("model", got, want) from None
     # A mean is off by half; rounding, and a small term of another kind, are not.
     twice = not math.isfinite(double) or abs(double - 2 * single) <= 0.25 * abs(
         double
@@ -1239,7 +1242,7 @@ def _read_checkpoint(run: _Run, step: int, cure: str) -> tuple[dict, dict, dict]
             moments = _read_tensors(path, "optimizer", state, _flat_state(like))
     except Exception as error:  # whatever a damaged file does to its reader
         got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
-        require(False, "folder", got, f"a whole checkpoint: {cure}")
+        raise ArgumentError("folder", got, f"a whole checkpoint: {cure}") from None
     found = state["format"]
     got = f"{path}, {reprlib.repr(found)}"
     require(found == _FORMAT, "folder", got, f"{_FORMAT!r}")
@@ -1381,7 +1384,7 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
         weights = _read_tensors(path, "model", state, _tensors(model))
     except Exception as error:  # whatever a damaged file does to its reader
         got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
-        require(False, "checkpoint", got, "one of the paths of checkpoints(folder)")
+        raise ArgumentError("checkpoint", got, "one of the paths of checkpoints(folder)") from None
     model_has = _tensors(model)
     for name in model_has | weights:
         got, want = (
@@ -1863,7 +1866,7 @@ def _undamaged(path: Path, what: str, cure: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        require(False, str(path), f"{what} that is damaged ({error})", cure)
+        raise ArgumentError(str(path), f"{what} that is damaged ({error})", cure) from None
 
 
 def _flat(settings: dict) -> dict:

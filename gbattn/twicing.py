@@ -16,7 +16,7 @@ from gbattn.attention import (
     register,
     split_heads,
 )
-from .conventions import REPEATS, check, require
+from .ground.arguments import REPEATS, check, require
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 #| code-fold: true

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from gbattn.conventions import results_folder
 from gbattn.experiments import EXPERIMENTS, CorpusSpec, run
+from gbattn.ground.records import results_folder
 
 ROOT = Path(__file__).parents[1]
 # Experiments in the order in which one takes its rates from the other, and the processes that share the GPU. A run at

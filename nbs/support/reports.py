@@ -25,16 +25,10 @@ from gbattn.comparison import (
     step_seconds,
     welch,
 )
-from gbattn.conventions import (
-    Record,
-    colour_of,
-    experiment_folder,
-    load_records,
-    put_to_test,
-    quote,
-    require,
-)
+from gbattn.conventions import Record, colour_of, load_records, put_to_test, quote
 from gbattn.experiments import EXPERIMENTS, Arm, Experiment, records_of
+from gbattn.ground.arguments import require
+from gbattn.ground.records import experiment_folder
 from gbattn.language_model import LanguageModel
 
 NOT_YET = "(not known yet)"
@@ -148,7 +142,7 @@ class Report:
     Parameters
     ----------
     folder : Path, optional
-        The folder of records; `gbattn.conventions.results_folder` by default.
+        The folder of records; `gbattn.ground.records.results_folder` by default.
     experiments : dict, optional
         The experiments by their names; those of the book by default.
     """

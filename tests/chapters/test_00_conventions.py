@@ -16,23 +16,19 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn import conventions
 from gbattn.conventions import (
-    FLOATING,
-    INDEX,
-    INTEGRAL,
     SYMBOLS,
     Record,
-    check_tensor,
     check_tensors,
     colour_of,
-    divisor_of,
     load_records,
     profile,
     quote,
-    require,
     seed_everything,
-    with_progress,
 )
-from gbattn.ground.terminal import printable
+from gbattn.ground import arguments, files, records
+from gbattn.ground.arguments import divisor_of, require
+from gbattn.ground.tensors import FLOATING, INDEX, INTEGRAL, check_tensor
+from gbattn.ground.terminal import printable, with_progress
 
 values_and_start = st.tuples(
     st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=200).map(np.array), st.floats(-1e3, 1e3)
@@ -85,9 +81,9 @@ def test_require_says_what_who_and_wanted():
     ids=repr,
 )
 def test_what_counts_as_a_number(x, number, integer, count):
-    assert conventions.is_number(x) is number
-    assert conventions.is_integer(x) is integer
-    assert conventions.is_count(x) is count
+    assert arguments.is_number(x) is number
+    assert arguments.is_integer(x) is integer
+    assert arguments.is_count(x) is count
 
 
 def test_check_tensors_returns_the_sizes():
@@ -123,9 +119,9 @@ def test_check_tensors_names_the_argument(tensors, sentence):
 @pytest.mark.parametrize("value", ["False", "yes", None, 0, 1, np.bool_(True), torch.tensor(True)], ids=repr)
 def test_a_flag_is_true_or_false(value):
     for flag in (True, False):
-        conventions.check_flag("causal", flag)
+        arguments.check_flag("causal", flag)
     with pytest.raises(ValueError, match=r"^causal: got .*; want True or False$"):
-        conventions.check_flag("causal", value)
+        arguments.check_flag("causal", value)
     with pytest.raises(ValueError, match=r"^finite: got .*; want True or False$"):
         check_tensors(finite=value, X=torch.ones(3, 2))
 
@@ -137,10 +133,10 @@ def test_a_sum_that_overflows_is_not_taken_for_infinity():
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("no folder")
     for path in (tmp_path, tmp_path / "new" / "deep", Path("new"), Path(".")):
-        conventions.check_folder("cache", path)
+        files.check_folder("cache", path)
     for path in (tmp_path / "a.txt", tmp_path / "a.txt" / "sub" / "deep"):
         with pytest.raises(ValueError, match=r"cache: got .*a\.txt, a file; want a folder"):
-            conventions.check_folder("cache", path)
+            files.check_folder("cache", path)
 
 
 def test_seeds_repeat_every_generator():
@@ -202,7 +198,7 @@ def test_records_are_found_in_a_chapter_and_below_a_folder_of_ones_own(tmp_path)
     other = Record("other", {}, {"error": 1.0})
     assert other.save("first", tmp_path) == tmp_path / "other" / "first.json"
     (tmp_path / "elsewhere" / "third").mkdir(parents=True)  # no chapter
-    assert conventions.experiment_folder("third", tmp_path) == tmp_path / "third"
+    assert records.experiment_folder("third", tmp_path) == tmp_path / "third"
     with pytest.raises(ValueError, match="experiment: got '04_hopfield'; want one of elsewhere, other, trial$"):
         load_records("04_hopfield", tmp_path)
 
@@ -213,12 +209,12 @@ def test_results_are_found_from_below_and_missed_with_a_sentence(tmp_path, monke
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
     with pytest.raises(ValueError, match="GBATTN_RESULTS: got nothing"):
-        conventions.results_folder()
+        records.results_folder()
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "reported.json").write_text("[]")
-    assert conventions.results_folder() == tmp_path / "results"
+    assert records.results_folder() == tmp_path / "results"
     monkeypatch.setenv("GBATTN_RESULTS", str(tmp_path))
-    assert conventions.results_folder() == tmp_path
+    assert records.results_folder() == tmp_path
 
 
 def test_quote_formats_and_complains():
@@ -233,7 +229,7 @@ def test_quote_formats_and_complains():
 
 
 def test_committed_records_have_their_origin():
-    folder = conventions.results_folder()
+    folder = records.results_folder()
     for record in load_records("reported", folder):
         assert record.provenance["source"], record
     assert (paths := list(folder.glob("*/*/*.json")))
@@ -266,9 +262,9 @@ def test_drafts_are_found_by_the_file_they_were_to_become(tmp_path):
     ours = {tmp_path / f"{name}.draft-0123abcd" for name in ("a.json", "b[1].json")}
     for path in (*ours, tmp_path / "a.json.draft-2", tmp_path / "a.json.draft-0123abcd.txt", tmp_path / "a.json"):
         path.write_text("")
-    assert {*conventions.left_drafts(tmp_path)} == ours
-    assert conventions.left_drafts(tmp_path, "b[1].json") == [tmp_path / "b[1].json.draft-0123abcd"]
-    assert conventions.left_drafts(tmp_path, "b1.json") == conventions.left_drafts(tmp_path / "none") == []
+    assert {*files.left_drafts(tmp_path)} == ours
+    assert files.left_drafts(tmp_path, "b[1].json") == [tmp_path / "b[1].json.draft-0123abcd"]
+    assert files.left_drafts(tmp_path, "b1.json") == files.left_drafts(tmp_path / "none") == []
 
 
 def test_every_save_has_a_draft_of_its_own_and_removes_it(tmp_path, monkeypatch):
@@ -386,46 +382,46 @@ def test_a_record_is_of_dictionaries(name):
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        (conventions.NUMBER, [0, -1.5, np.float32(2)], [True, None, "1", math.inf, math.nan]),
-        (conventions.POSITIVE, [1, 0.5], [0, -1, math.inf, torch.ones(2)]),
-        (conventions.NOT_NEGATIVE, [0, 0.5], [-1e-9, math.nan]),
-        (conventions.FRACTION, [0, 1, 0.5], [1.01, -0.01, "half"]),
-        (conventions.PROBABILITY, [0, 0.99], [1, -0.1]),
-        (conventions.COUNT, [1, np.int64(3)], [0, 1.0, True, None]),
-        (conventions.up_to(3), [1, np.int64(3)], [0, 4, 10**400, 1.0, True]),
-        (conventions.LENGTH, [0, 2], [-1, 0.0, False]),
-        (conventions.SEED, [0, 2**32 - 1], [2**32, -1]),
-        (conventions.FLAG, [True, False], [0, 1, "False", None]),
-        (conventions.one_of("a", "b", None), ["a", "b", None], ["c", ["a"], False]),
-        (conventions.one_of(False, True), [False, True], [0, 1, None, "True"]),
-        (conventions.optional(conventions.COUNT), [None, 3], [0, "3"]),
-        (conventions.list_of(conventions.COUNT), [[], [1, 2]], [None, (1,), [1, 0]]),
+        (arguments.NUMBER, [0, -1.5, np.float32(2)], [True, None, "1", math.inf, math.nan]),
+        (arguments.POSITIVE, [1, 0.5], [0, -1, math.inf, torch.ones(2)]),
+        (arguments.NOT_NEGATIVE, [0, 0.5], [-1e-9, math.nan]),
+        (arguments.FRACTION, [0, 1, 0.5], [1.01, -0.01, "half"]),
+        (arguments.PROBABILITY, [0, 0.99], [1, -0.1]),
+        (arguments.COUNT, [1, np.int64(3)], [0, 1.0, True, None]),
+        (arguments.up_to(3), [1, np.int64(3)], [0, 4, 10**400, 1.0, True]),
+        (arguments.LENGTH, [0, 2], [-1, 0.0, False]),
+        (arguments.SEED, [0, 2**32 - 1], [2**32, -1]),
+        (arguments.FLAG, [True, False], [0, 1, "False", None]),
+        (arguments.one_of("a", "b", None), ["a", "b", None], ["c", ["a"], False]),
+        (arguments.one_of(False, True), [False, True], [0, 1, None, "True"]),
+        (arguments.optional(arguments.COUNT), [None, 3], [0, "3"]),
+        (arguments.list_of(arguments.COUNT), [[], [1, 2]], [None, (1,), [1, 0]]),
     ],
 )
 def test_a_rule_is_a_test_and_its_words(rule, good, bad):
     for value in good:
-        conventions.check(size=(value, rule))
+        arguments.check(size=(value, rule))
     for value in bad:
         with pytest.raises(ValueError, match=f"^size: got .*; want {re.escape(rule[1])}$"):
-            conventions.check(size=(value, rule))
+            arguments.check(size=(value, rule))
 
 
 def test_checks_name_the_first_argument_that_breaks_its_rule():
     with pytest.raises(ValueError, match=r"^b: got shape \(2, 2\), torch.float32; want a positive integer$"):
-        conventions.check(a=(1, conventions.COUNT), b=(torch.ones(2, 2), conventions.COUNT), c=(0, conventions.COUNT))
+        arguments.check(a=(1, arguments.COUNT), b=(torch.ones(2, 2), arguments.COUNT), c=(0, arguments.COUNT))
     config = SimpleNamespace(a=1, b="x")
     with pytest.raises(ValueError, match="^b: got 'x'; want one of 'y', 'z'$"):
-        conventions.check_fields(config, {"a": conventions.COUNT, "b": conventions.one_of("y", "z")})
-    rules = {"a.b": conventions.COUNT}
-    conventions.check_entries("file", {"a": {"b": 1}}, rules, "copy it")
+        arguments.check_fields(config, {"a": arguments.COUNT, "b": arguments.one_of("y", "z")})
+    rules = {"a.b": arguments.COUNT}
+    arguments.check_entries("file", {"a": {"b": 1}}, rules, "copy it")
     for found in ({}, [], {"a": 1}, {"a": {}}):
         with pytest.raises(ValueError, match="^file, a.b: got nothing; want a positive integer: copy it$"):
-            conventions.check_entries("file", found, rules, "copy it")
+            arguments.check_entries("file", found, rules, "copy it")
 
 
 def test_a_compiler_traces_checks_of_sizes_that_change():
     def half(x, p):
-        conventions.check(size=(x.shape[0], conventions.COUNT), p=(p, conventions.PROBABILITY))
+        arguments.check(size=(x.shape[0], arguments.COUNT), p=(p, arguments.PROBABILITY))
         return x / 2
 
     compiled = torch.compile(half, fullgraph=True, dynamic=True, backend="eager")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn.conventions import eval_mode
+from gbattn.ground.tensors import eval_mode
 from gbattn.language_model import LanguageModel, ModelConfig
 from pages import skip_or_fail
 

@@ -24,9 +24,9 @@ from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import main, options
 from gbattn.commands import COMMANDS, MODEL, TRAINING
 from gbattn.comparison import compare
-from gbattn.conventions import results_folder
 from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
+from gbattn.ground.records import results_folder
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, checkpoints, evaluate
 

@@ -1,0 +1,109 @@
+"""What a tensor may be, and models put into evaluation mode for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gbattn.ground.arguments import ArgumentError, Rule, require
+
+FLOATING: Rule = (
+    lambda x: isinstance(x, torch.dtype) and x.is_floating_point,
+    "a floating dtype",
+)
+INTEGRAL: Rule = (
+    lambda x: not (x.is_floating_point or x.is_complex or x == torch.bool),
+    "an integer dtype",
+)
+INDEX: Rule = (
+    lambda x: x in (torch.int32, torch.int64),
+    "torch.int64 or torch.int32",
+)
+
+
+def check_tensor(
+    name: str,
+    x: object,
+    shape: str,
+    *,
+    dtype: Rule | torch.dtype | None = None,
+    device: torch.device | None = None,
+    of: str = "",
+    positive: str = "",
+    **sizes: int,
+) -> None:
+    """Check the sizes, the dtype and the device of a tensor.
+
+    Parameters
+    ----------
+    name : str
+        The argument.
+    x : torch.Tensor
+        Its value.
+    shape : str
+        Letters of the notation, such as ``"B T D"``; a leading ``"…"`` stands for any
+        dimensions.
+    dtype, device : optional
+        What they must be; a dtype or a rule for one.
+    of : str
+        Whose sizes, dtype and device these are, for the message.
+    positive : str
+        Letters of sizes that must not be 0.
+    **sizes : int
+        The known sizes, by letter.
+    """
+    letters, least, of = shape.split(), positive.split(), of and f", as {of}"
+    known = letters[1:] if letters[0] == "…" else letters
+    tensor = isinstance(x, torch.Tensor)
+    fits = tensor and x.ndim >= len(known) and (x.ndim == len(known) or known != letters)
+    if not (
+        fits
+        and all(
+            n == sizes.get(letter, n) and (letter not in least or n > 0)
+            for letter, n in zip(known, x.shape[x.ndim - len(known) :])
+        )
+    ):
+        got = f"shape {tuple(x.shape)}" if tensor else type(x).__name__
+        bounds = [
+            f"{letter} = {sizes[letter]}" if letter in sizes else f"{letter} ≥ 1"
+            for letter in known
+            if letter in sizes or letter in least
+        ]
+        bounds = f" with {', '.join(bounds)}" if bounds else ""
+        comma = "," if len(letters) == 1 else ""
+        want = "a tensor" if letters == ["…"] else f"({', '.join(letters)}{comma})"
+        raise ArgumentError(name, got, f"{want}{bounds}{of}")
+    if device is not None and x.device != device:
+        raise ArgumentError(name, f"device {x.device}", f"{device}{of}")
+    if dtype is not None:
+        rule = isinstance(dtype, tuple)
+        holds, want = dtype if rule else (lambda found: found == dtype, dtype)
+        if not holds(x.dtype):
+            raise ArgumentError(name, f"dtype {x.dtype}", f"{want}{of}")
+
+
+@contextmanager
+def eval_mode(*models: torch.nn.Module) -> Iterator[None]:
+    """Put all parts of the models in eval mode; restore the mode of each at the end."""
+    parts = [part for model in models for part in model.modules()]
+    modes = [part.training for part in parts]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes):
+            part.training = mode
+
+
+def check_mask(mask: torch.Tensor, full: tuple[int, ...]) -> None:
+    """Check that a mask is boolean and broadcasts to the shape (…, T, S)."""
+    boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+    got = f"dtype {getattr(mask, 'dtype', type(mask).__name__)}"
+    require(boolean, "mask", got, "torch.bool, True = may attend")
+    shape = tuple(mask.shape)
+    fits = 0 < len(shape) <= len(full)
+    fits = fits and all(a in (1, b) for a, b in zip(shape[::-1], full[::-1]))
+    if not fits:
+        want = f"one that broadcasts to (…, T, S) = {full}"
+        raise ArgumentError("mask", f"shape {shape}", want)
