@@ -10,7 +10,7 @@ from functools import wraps
 from docutils import nodes
 from sphinx.environment.collectors.toctree import TocTreeCollector
 
-CHAPTER = re.compile(r"(?:.*/)?(\d\d)_[^/]*$")
+CHAPTER = re.compile(r"(?:.*/)?0?(\d+[a-z]?)_[^/]*$")
 
 
 def renumber(env, docname, chapter):
@@ -31,7 +31,7 @@ def by_file_name(assign):
         assign(self, env)
         for docname in env.toc_secnumbers:
             if found := CHAPTER.match(docname):
-                renumber(env, docname, int(found[1]))
+                renumber(env, docname, found[1])
         return [docname for docname, numbers in env.toc_secnumbers.items() if numbers != before.get(docname)]
 
     return assign_section_numbers

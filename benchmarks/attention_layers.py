@@ -29,10 +29,11 @@ import torch.nn.functional as nnf
 from measuring import Times, counted, keep_memory, page_faults, peak_bytes, return_memory, take_turns
 from torch import nn
 
-from gbattn.attention import LinearAttention, MultiHeadAttention, merge_heads, split_heads
+from gbattn.attention import merge_heads, split_heads
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.conventions import Record
 from gbattn.cost import attention_cost, count_flops
+from gbattn.layers import LinearAttention, MultiHeadAttention
 from gbattn.twicing import TwicingAttention
 
 SHAPES = ((32, 256, 256, 4), (4, 1024, 768, 12), (1, 4096, 512, 8))

@@ -7,11 +7,11 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "attend": "attention",
-    "KeyValueCache": "attention",
-    "LinearAttention": "attention",
-    "MultiHeadAttention": "attention",
-    "TorchAttention": "attention",
-    "make_attention": "attention",
+    "KeyValueCache": "cache",
+    "LinearAttention": "layers",
+    "MultiHeadAttention": "layers",
+    "TorchAttention": "interop",
+    "make_attention": "layers",
     "TwicingAttention": "twicing",
     "GradientBoostedAttention": "boosted",
     "Block": "blocks",

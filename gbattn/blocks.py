@@ -16,17 +16,8 @@ from torch import nn
 
 import gbattn.boosted
 import gbattn.twicing  # noqa: F401 (both are imported for the layers they register)
-from gbattn.attention import (
-    KeyValueCache,
-    Trace,
-    at_least_float32,
-    check_options,
-    check_tokens,
-    make_attention,
-    make_projection,
-    registered,
-    reset_projection,
-)
+from .attention import at_least_float32
+from .cache import KeyValueCache
 from gbattn.ground.arguments import (
     COUNT,
     DICTIONARY,
@@ -41,6 +32,15 @@ from gbattn.ground.arguments import (
     require,
 )
 from .ground.tensors import FLOATING, check_tensor
+from gbattn.layers import (
+    Trace,
+    check_options,
+    check_tokens,
+    make_attention,
+    make_projection,
+    registered,
+    reset_projection,
+)
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
 def check_features(name: str, x: torch.Tensor, d_model: int) -> None:
@@ -299,7 +299,7 @@ class Block(nn.Module):
     d_ffn : int, optional
         Its hidden width, by default as in `FeedForward`.
     attention : str
-        A name that `gbattn.attention.make_attention` knows: ``multi_head``,
+        A name that `gbattn.layers.make_attention` knows: ``multi_head``,
         ``linear``, ``twicing``, ``boosted``, or one of your own.
     attention_options : dict, optional
         Further arguments of that layer, such as ``{"rounds": 3}`` or ``{"causal":
@@ -405,7 +405,7 @@ class Block(nn.Module):
             The residual stream before it, shape (B, T, D).
         causal, mask, padding, positions, cache, score_mod
             Passed to the attention: see
-            `gbattn.attention.MultiHeadAttention.forward`.
+            `gbattn.layers.MultiHeadAttention.forward`.
         """
         options = dict(causal=causal, mask=mask, positions=positions, cache=cache)
         extra = dict(padding=padding, score_mod=score_mod)
@@ -449,7 +449,7 @@ class Block(nn.Module):
     ) -> KeyValueCache:
         """Return an empty cache for decoding with this block.
 
-        Arguments as for `gbattn.attention.MultiHeadAttention.make_cache`.
+        Arguments as for `gbattn.layers.MultiHeadAttention.make_cache`.
         """
         kind = type(self.attention).__name__
         want = "a layer that has it, or cache=False where a model generates"

@@ -13,19 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from gbattn.attention import (
-    AttentionInputs,
-    MultiHeadAttention,
-    Round,
-    TokenShift,
-    Trace,
-    at_least_float32,
-    floating_dtype,
-    make_head_norm,
-    make_projection,
-    project,
-    register,
-)
+from .attention import at_least_float32
 from gbattn.ground.arguments import (
     COUNT,
     FLAG,
@@ -39,6 +27,18 @@ from gbattn.ground.arguments import (
     require,
 )
 from .ground.tensors import FLOATING, check_tensor
+from gbattn.layers import (
+    AttentionInputs,
+    MultiHeadAttention,
+    Round,
+    Trace,
+    floating_dtype,
+    make_head_norm,
+    make_projection,
+    project,
+    register,
+)
+from .positions import TokenShift
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
 #| code-fold: true
@@ -123,7 +123,7 @@ class Correction(nn.Module):
     Notes
     -----
     Weights: ``query``, ``key``, ``value`` and ``gate``, each a ``torch.nn.Linear``,
-    ``key_shift`` and ``value_shift``, each a `gbattn.attention.TokenShift`; None where
+    ``key_shift`` and ``value_shift``, each a `gbattn.positions.TokenShift`; None where
     it has none, as ``query_norm`` and ``key_norm`` are until the layer sets them.
     Source: chapter 8.
     """
@@ -190,7 +190,7 @@ class Correction(nn.Module):
 
         Returns
         -------
-        gbattn.attention.Round
+        gbattn.layers.Round
             Its ``estimate`` is F + g ⊙ c; its ``gate`` has shape (B, T, n_gates).
         """
         r, k, v, g = self.residual(x, F), None, None, None
@@ -232,7 +232,7 @@ class GradientBoostedAttention(MultiHeadAttention):
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, dropout, rotary, causal, qk_norm, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`. Dropout is drawn anew for each
+        As in `gbattn.layers.MultiHeadAttention`. Dropout is drawn anew for each
         round, as each has attention weights of its own.
     rounds : int
         Rounds of boosting; one is multi-head attention.
@@ -319,7 +319,7 @@ class GradientBoostedAttention(MultiHeadAttention):
 
         Parameters
         ----------
-        layer : gbattn.attention.MultiHeadAttention
+        layer : gbattn.layers.MultiHeadAttention
             Not one derived from it. Its dropout, rotary positions, shift, mode and
             frozen weights are kept.
         kv_from : {"residual", "input"}
@@ -358,17 +358,6 @@ class GradientBoostedAttention(MultiHeadAttention):
             for weight in correction.value.parameters():
                 nn.init.zeros_(weight)
         return boosted.train(layer.training)
-
-    @classmethod
-    def from_torch(
-        cls, mha: nn.MultiheadAttention, **options
-    ) -> "GradientBoostedAttention":
-        """As `from_attention`, from torch's own layer, with the same options and those
-        of `MultiHeadAttention.from_torch`."""
-        names = {"rounds", "kv_from", "query_from", "gate"} & {*options}
-        boosting = {name: options.pop(name) for name in names}
-        layer = MultiHeadAttention.from_torch(mha, **options)
-        return cls.from_attention(layer, **boosting)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """As `MultiHeadAttention.reset_parameters`; gates start at ½."""
@@ -491,7 +480,7 @@ def functional_gradient(
 
     Parameters
     ----------
-    layer : gbattn.attention.MultiHeadAttention
+    layer : gbattn.layers.MultiHeadAttention
         The layer, of any kind with `explain`; in eval mode if it has dropout.
     loss : callable
         Runs the model that the layer is part of, once, without a cache, and returns
@@ -503,7 +492,7 @@ def functional_gradient(
     -------
     u : torch.Tensor
         ∂L/∂F at F = ``trace.rounds[round].estimate``, shape (B, T, D).
-    trace : gbattn.attention.Trace
+    trace : gbattn.layers.Trace
         Of the layer with this input, run to its last round.
 
     Notes

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 
-from .attention import LinearAttention, MultiHeadAttention
 from .boosted import GradientBoostedAttention
 from gbattn.ground.arguments import (
     COUNT,
@@ -28,6 +27,7 @@ from gbattn.ground.arguments import (
     is_count,
     require,
 )
+from .layers import LinearAttention, MultiHeadAttention
 from .twicing import TwicingAttention
 
 # %% ../nbs/10_cost.ipynb #9c5beef8

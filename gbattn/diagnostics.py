@@ -21,14 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as nnf
 
-from gbattn.attention import (
-    AttentionInputs,
-    MultiHeadAttention,
-    Round,
-    at_least_float32,
-    merge_heads,
-    split_heads,
-)
+from .attention import at_least_float32, merge_heads, split_heads
 from .boosted import GradientBoostedAttention, alignment, gated
 from .conventions import colour_of
 from .corpora import Batch, as_array
@@ -47,6 +40,7 @@ from gbattn.ground.arguments import (
 from .ground.tensors import FLOATING, check_tensor, eval_mode
 from .ground.terminal import with_progress
 from .language_model import LanguageModel
+from .layers import AttentionInputs, MultiHeadAttention, Round
 from .training import window_length
 
 # %% ../nbs/19_diagnosis.ipynb #479ba8ff
@@ -60,15 +54,15 @@ def rounds_of(layer: MultiHeadAttention, inputs: AttentionInputs) -> list[Round]
 
     Parameters
     ----------
-    layer : gbattn.attention.MultiHeadAttention
+    layer : gbattn.layers.MultiHeadAttention
         Of any kind. A single round is split into the two halves of its heads: the
         second half counts as a correction of the first.
-    inputs : gbattn.attention.AttentionInputs
+    inputs : gbattn.layers.AttentionInputs
         As its ``estimate`` gets them, without a cache.
 
     Returns
     -------
-    list[gbattn.attention.Round]
+    list[gbattn.layers.Round]
         Two or more; the step of round m is the difference of two estimates.
 
     Notes
@@ -97,10 +91,10 @@ def edited(model: LanguageModel, edits: dict[int, Edit]) -> Iterator[None]:
     Parameters
     ----------
     model : gbattn.language_model.LanguageModel
-        Its attention layers are `gbattn.attention.MultiHeadAttention` or subclasses.
+        Its attention layers are `gbattn.layers.MultiHeadAttention` or subclasses.
     edits : dict
         By the number of the layer: a function from the layer and its
-        `gbattn.attention.AttentionInputs` to F, shape (B, T, D), which the output
+        `gbattn.layers.AttentionInputs` to F, shape (B, T, D), which the output
         projection then reads.
 
     Notes

@@ -37,7 +37,6 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .attention import LAYERS, register
 from .boosted import Gate, GradientBoostedAttention
 from gbattn.comparison import (
     CHANGES,
@@ -93,6 +92,7 @@ from gbattn.language_model import (
     model_cost,
     parameter_count,
 )
+from .layers import LAYERS, register
 from .training import TrainConfig, check_precision, evaluate, train
 
 # %% ../nbs/17_experiments.ipynb #6ebe0438

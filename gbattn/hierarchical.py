@@ -12,19 +12,9 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from gbattn.attention import (
-    AttentionInputs,
-    KeyValueCache,
-    MultiHeadAttention,
-    at_least_float32,
-    causal_mask,
-    make_projection,
-    merge_heads,
-    project,
-    register,
-    split_heads,
-)
+from .attention import at_least_float32, causal_mask, merge_heads, split_heads
 from .boosted import gated
+from .cache import KeyValueCache
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
 from gbattn.ground.arguments import (
     COUNT,
@@ -36,6 +26,13 @@ from gbattn.ground.arguments import (
     require,
 )
 from .ground.tensors import FLOATING, check_tensor
+from gbattn.layers import (
+    AttentionInputs,
+    MultiHeadAttention,
+    make_projection,
+    project,
+    register,
+)
 from .least_squares import full_precision
 
 # %% ../nbs/29_hierarchical.ipynb #76ad46ff
@@ -175,7 +172,7 @@ class HierarchicalAttention(MultiHeadAttention):
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, dropout, causal, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`, whose weights are those of level 0.
+        As in `gbattn.layers.MultiHeadAttention`, whose weights are those of level 0.
     levels : int
         L; 1 is multi-head attention.
     taps : int

@@ -21,17 +21,13 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from gbattn.attention import (
-    KeyValueCache,
-    MultiHeadAttention,
-    StaticCache,
-    Trace,
     at_least_float32,
     compute_dtype,
-    is_plain,
     padding_mask,
     same_document,
 )
 from .blocks import Block, make_normalizer
+from .cache import KeyValueCache, StaticCache
 from .cost import Cost, attention_cost, linear_cost
 from gbattn.ground.arguments import (
     COUNT,
@@ -60,6 +56,7 @@ from gbattn.ground.arguments import (
 from .ground.files import check_folder, read_json, write_atomic
 from .ground.packages import check_packages
 from .ground.tensors import FLOATING, INDEX, INTEGRAL, check_tensor, eval_mode
+from .layers import MultiHeadAttention, Trace, is_plain
 
 
 def _has_tangent(*tensors: torch.Tensor) -> bool:
@@ -292,7 +289,7 @@ class ModelConfig:
     positions : {"learned", "rotary"}
         A table of vectors added to the tokens, or rotary queries and keys, with base
         10000 unless ``attention_options`` has another ``rotary``: a base, or fields of
-        a `gbattn.attention.Rotary`.
+        a `gbattn.positions.Rotary`.
     dropout : float
         Dropout probability of the embedded tokens and of the sublayers' outputs.
     tie_embeddings : bool
@@ -486,7 +483,7 @@ class ModelOutputs(NamedTuple):
 
     ``logits`` (B, T, V); ``loss``, one number, None without targets;
     ``hidden_states``, the residual stream before the first block and after each, (B,
-    T, D), not normalised; ``traces``, a `gbattn.attention.Trace` of each block, or
+    T, D), not normalised; ``traces``, a `gbattn.layers.Trace` of each block, or
     None.
     """
 
@@ -653,7 +650,7 @@ class LanguageModel(nn.Module):
         reduction : {"mean", "sum"}
             Of the loss, over the targets that are scored. The mean of none is NaN.
         mask : torch.Tensor or callable, optional
-            Mask beyond the causal one, as in `gbattn.attention.MultiHeadAttention`.
+            Mask beyond the causal one, as in `gbattn.layers.MultiHeadAttention`.
         padding : torch.Tensor, optional
             Which tokens are real, (B, S), boolean or integer, True or 1 = real, those
             in the cache first. It shifts no positions: with padding on the left, pass
@@ -663,7 +660,7 @@ class LanguageModel(nn.Module):
         cache : list, optional
             One for each block, from `make_caches`; the tokens follow those in it.
         score_mod : callable, optional
-            For the scores of all layers, as in `gbattn.attention.MultiHeadAttention`.
+            For the scores of all layers, as in `gbattn.layers.MultiHeadAttention`.
         documents : torch.Tensor, optional
             The number of the document that each token belongs to, integers (B, S),
             those in the cache first. Neighbours with the same number form one
@@ -914,7 +911,7 @@ class LanguageModel(nn.Module):
             Padding is refused for a layer whose ``left_padding`` is False.
         cache : bool or "static"
             Whether keys and values of past tokens are cached; ``"static"``: in a
-            `gbattn.attention.StaticCache`, so that after ``model.compile()`` one
+            `gbattn.cache.StaticCache`, so that after ``model.compile()`` one
             program is made for the prompt and one for all other tokens.
         end : int, optional
             A token that ends a sequence and fills the rest of it; when all have

@@ -19,14 +19,6 @@ from functools import cache
 import torch
 from torch import nn
 
-from gbattn.attention import (
-    AttentionInputs,
-    MultiHeadAttention,
-    floating_dtype,
-    joined_at,
-    make_projection,
-    rotary_angles,
-)
 from .blocks import Block
 from .boosted import Correction, Gate, GradientBoostedAttention
 from gbattn.ground.arguments import (
@@ -41,6 +33,14 @@ from gbattn.ground.arguments import (
 )
 from .ground.packages import check_packages
 from .language_model import LanguageModel, ModelConfig
+from gbattn.layers import (
+    AttentionInputs,
+    MultiHeadAttention,
+    floating_dtype,
+    joined_at,
+    make_projection,
+)
+from .positions import rotary_angles
 
 check_packages("pretrained", "transformers", releases=("5.18", "5.25"))
 

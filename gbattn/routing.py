@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .attention import MultiHeadAttention, merge_heads, split_heads
+from .attention import merge_heads, split_heads
 from .ground.arguments import COUNT, NOT_NEGATIVE, Rule, check, require
 from .ground.tensors import FLOATING, check_tensor
+from .layers import MultiHeadAttention
 
 # %% ../nbs/20_routing.ipynb #f173b97b
 def routing_law(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ def routing(
 
     Parameters
     ----------
-    layer : gbattn.attention.MultiHeadAttention
+    layer : gbattn.layers.MultiHeadAttention
         A layer that attends in `attend_heads`, with weights whose rows sum to one; in
         eval mode if it has dropout.
     loss : callable

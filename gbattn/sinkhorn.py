@@ -11,17 +11,11 @@ import warnings
 
 import torch
 
-from gbattn.attention import (
-    AttentionInputs,
-    MultiHeadAttention,
-    at_least_float32,
-    check_no_dropout,
-    merge_heads,
-    register,
-)
+from .attention import at_least_float32, check_no_dropout, merge_heads
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
 from .ground.arguments import POSITIVE, check, integer, optional, require
 from .ground.tensors import FLOATING, check_mask, check_tensor
+from .layers import AttentionInputs, MultiHeadAttention, register
 from .least_squares import full_precision
 
 _ITERATIONS = integer("an integer that is not negative", lambda x: x >= 0)
@@ -174,7 +168,7 @@ class SinkhornAttention(MultiHeadAttention):
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, rotary, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`, which has the same weights.
+        As in `gbattn.layers.MultiHeadAttention`, which has the same weights.
     iterations : int
         Of `sinkhorn_potentials`, always run in full; 0 is multi-head attention.
     causal : bool

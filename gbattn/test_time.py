@@ -13,16 +13,9 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from gbattn.attention import (
-    KeyValueCache,
-    Round,
-    Trace,
-    at_least_float32,
-    check_tokens,
-    make_projection,
-    register,
-)
+from .attention import at_least_float32
 from .blocks import FeedForward
+from .cache import KeyValueCache
 from .cost import AttentionSizes, Cost, counts, linear_cost
 from gbattn.ground.arguments import (
     COUNT,
@@ -38,6 +31,7 @@ from gbattn.ground.arguments import (
 )
 from .ground.tensors import FLOATING, check_tensor
 from .language_model import LanguageModel
+from .layers import Round, Trace, check_tokens, make_projection, register
 from .least_squares import full_precision
 
 # %% ../nbs/22_test_time.ipynb #9f9b694d
@@ -339,7 +333,7 @@ class FastWeightFeedForward(FeedForward):
             no mask, as no token before it depends on it.
         positions
             Not used.
-        cache : gbattn.attention.KeyValueCache, optional
+        cache : gbattn.cache.KeyValueCache, optional
             From `make_cache`, for decoding: fast weights and the open chunk.
         score_mod
             None: there are no scores.

@@ -8,15 +8,9 @@ __all__ = ['TwicingAttention']
 # %% ../nbs/07_twicing.ipynb #7e433f5a
 import torch
 
-from gbattn.attention import (
-    AttentionInputs,
-    MultiHeadAttention,
-    check_no_dropout,
-    merge_heads,
-    register,
-    split_heads,
-)
+from .attention import check_no_dropout, merge_heads, split_heads
 from .ground.arguments import REPEATS, check, require
+from .layers import AttentionInputs, MultiHeadAttention, register
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 #| code-fold: true
@@ -31,7 +25,7 @@ class TwicingAttention(MultiHeadAttention):
     Parameters
     ----------
     d_model, n_heads, n_kv_heads, bias, rotary, causal, qk_norm, shift, device, dtype
-        As in `gbattn.attention.MultiHeadAttention`, which has the same weights.
+        As in `gbattn.layers.MultiHeadAttention`, which has the same weights.
     rounds : int
         Rounds of smoothing; one is multi-head attention.
     dropout : float

@@ -42,7 +42,7 @@ assert missing == sorted({"estimators", "pretrained"} - set(sys.argv[1:])), miss
 LIBRARY = """
 import torch
 import gbattn
-from gbattn.attention import register
+from gbattn.layers import register
 from gbattn.conventions import COLOURS, seed_everything
 for name in gbattn.__all__:
     getattr(gbattn, name)

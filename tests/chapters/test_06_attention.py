@@ -15,26 +15,26 @@ from torch import nn
 
 from claims import claim
 from gbattn.attention import (
-    KeyValueCache,
-    LinearAttention,
-    MultiHeadAttention,
-    Round,
-    TokenShift,
-    TorchAttention,
-    Trace,
     attend,
     attention_weights,
     causal_mask,
-    make_attention,
-    make_projection,
     merge_heads,
     padding_mask,
-    project,
-    register,
-    rotary_angles,
-    rotate,
     split_heads,
 )
+from gbattn.cache import KeyValueCache
+from gbattn.interop import TorchAttention
+from gbattn.layers import (
+    LinearAttention,
+    MultiHeadAttention,
+    Round,
+    Trace,
+    make_attention,
+    make_projection,
+    project,
+    register,
+)
+from gbattn.positions import TokenShift, rotary_angles, rotate
 from gbattn.smoothers import softmax_weights
 
 F64 = torch.float64
@@ -991,7 +991,7 @@ def test_layers_by_name():
 
 
 def test_registering(monkeypatch):
-    monkeypatch.setattr("gbattn.attention.LAYERS", {})
+    monkeypatch.setattr("gbattn.layers.LAYERS", {})
 
     @register("mine")
     class Mine(MultiHeadAttention):

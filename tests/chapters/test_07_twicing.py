@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 import gbattn.attention
 from claims import claim
 from gbattn.attention import (
-    MultiHeadAttention,
     attend,
     causal_mask,
-    make_attention,
     merge_heads,
     padding_mask,
     split_heads,
 )
 from gbattn.boosting import l2_boost, twice
+from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.twicing import TwicingAttention
 
 F64 = torch.float64

@@ -12,9 +12,9 @@ from signs import with_sign
 from torch import nn
 
 from claims import claim
-from gbattn.attention import MultiHeadAttention, make_attention
 from gbattn.boosted import Correction, GradientBoostedAttention, alignment, functional_gradient, gated
 from gbattn.boosting import l2_boost
+from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.least_squares import hat_matrix, least_squares
 from gbattn.twicing import TwicingAttention
 

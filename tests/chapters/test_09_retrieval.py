@@ -11,8 +11,9 @@ import torch
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn.attention import MultiHeadAttention, attend
+from gbattn.attention import attend
 from gbattn.boosted import GradientBoostedAttention
+from gbattn.layers import MultiHeadAttention
 from gbattn.retrieval import (
     attention_view,
     encode,

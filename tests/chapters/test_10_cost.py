@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from claims import claim
 from gbattn import cost
-from gbattn.attention import LinearAttention, MultiHeadAttention, make_attention
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.cost import (
     Cost,
@@ -23,6 +22,7 @@ from gbattn.cost import (
     measure_machine,
     roofline_seconds,
 )
+from gbattn.layers import LinearAttention, MultiHeadAttention, make_attention
 from gbattn.twicing import TwicingAttention
 
 KV_FROM = ("residual", "input", "shared")

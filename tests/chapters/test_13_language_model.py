@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from claims import Disagreement, claim, compare
 from gbattn import attention, language_model
-from gbattn.attention import MultiHeadAttention, alibi, padding_mask, register, sliding_window
+from gbattn.attention import alibi, padding_mask, sliding_window
 from gbattn.boosted import Gate
 from gbattn.cost import count_flops, count_kernels, count_saved_bytes
 from gbattn.language_model import (
@@ -36,6 +36,7 @@ from gbattn.language_model import (
     next_token_probabilities,
     parameter_count,
 )
+from gbattn.layers import MultiHeadAttention, register
 
 F64 = torch.float64
 V, T = 23, 20
@@ -2043,7 +2044,7 @@ def calls(model, tokens):
         "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
         "cache: got [int, int]; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
         "cache: got [KeyValueCache]; want a list of 2": lambda: model(tokens, cache=caches[:1]),
-        "cache: got [<gbattn.attention.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
+        "cache: got [<gbattn.cache.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
         "cache: got 1; want True, False or 'static'": lambda: model.generate(tokens, 2, cache=1),
         "cache: got 'False'; want True, False or 'static'": lambda: model.generate(tokens, 2, cache="False"),
         "top_k: got True": lambda: model.generate(tokens, 2, top_k=True),

@@ -21,7 +21,6 @@ import torch
 from filelock import FileLock
 
 from gbattn import experiments, training
-from gbattn.attention import MultiHeadAttention, make_attention
 from gbattn.comparison import MEASURES, best_rates, compare
 from gbattn.conventions import Record
 from gbattn.corpora import manifest_checksum
@@ -40,6 +39,7 @@ from gbattn.experiments import (
     status_of,
 )
 from gbattn.language_model import LanguageModel, model_cost
+from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.training import checkpoints, evaluate
 
 STANDARD, WIDER, BOOSTED = EXPERIMENTS["quick"].arms

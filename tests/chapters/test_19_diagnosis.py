@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gbattn import diagnostics
-from gbattn.attention import LAYERS, MultiHeadAttention, causal_mask, merge_heads, register
+from gbattn.attention import causal_mask, merge_heads
 from gbattn.boosted import alignment, functional_gradient
 from gbattn.corpora import Batch
 from gbattn.diagnostics import (
@@ -34,6 +34,7 @@ from gbattn.diagnostics import (
     without_round,
 )
 from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.layers import LAYERS, MultiHeadAttention, register
 from gbattn.retrieval import encode, induction_layer
 
 KINDS = {

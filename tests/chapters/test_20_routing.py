@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from signs import with_sign
 
 from claims import claim
-from gbattn.attention import MultiHeadAttention, attention_weights, make_attention, split_heads
+from gbattn.attention import attention_weights, split_heads
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.routing import (
     RoutingRound,
     forward_algorithm,

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn.attention import make_attention
 from gbattn.blocks import Block, FeedForward
 from gbattn.boosting import l2_boost
 from gbattn.cost import attention_cost, count_flops
 from gbattn.language_model import LanguageModel, ModelConfig, model_cost, parameter_count
+from gbattn.layers import make_attention
 from gbattn.least_squares import linear_attention
 from gbattn.memory import FastWeights
 from gbattn.retrieval import induction_targets

@@ -8,10 +8,11 @@ import torch
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn.attention import MultiHeadAttention, make_attention, padding_mask
+from gbattn.attention import padding_mask
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.cost import attention_cost, attention_parts, count_flops, count_saved_bytes, count_traffic_bytes
 from gbattn.language_model import ModelConfig
+from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.sinkhorn import SinkhornAttention, sinkhorn_potentials, sinkhorn_weights
 from gbattn.twicing import TwicingAttention
 

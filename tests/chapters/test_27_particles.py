@@ -301,7 +301,7 @@ def test_pre_norm_grows_and_post_norm_does_not():
 
 
 def test_any_layer_can_be_the_update():
-    from gbattn.attention import MultiHeadAttention
+    from gbattn.layers import MultiHeadAttention
 
     layer = MultiHeadAttention(8, 2, dtype=F64)
     states = list(evolve(torch.randn(3, 5, 8, dtype=F64, generator=rng(0)), layer, step=0.1, layers=4))

@@ -7,10 +7,11 @@ import torch
 from hypothesis import strategies as st
 
 from claims import claim
-from gbattn.attention import MultiHeadAttention, attend, attention_weights, causal_mask, make_attention, padding_mask
+from gbattn.attention import attend, attention_weights, causal_mask, padding_mask
 from gbattn.cost import attention_cost, attention_parts, count_flops, count_saved_bytes, count_traffic_bytes
 from gbattn.hierarchical import HierarchicalAttention, causal_pyramid, lift_scores, pyramid_cost
 from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.layers import MultiHeadAttention, make_attention
 
 F64 = torch.float64
 

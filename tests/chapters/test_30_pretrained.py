@@ -467,8 +467,8 @@ def test_a_window_hides_the_same_tokens_from_every_round(gp):
 
 @torch.no_grad()
 def test_a_boosted_gpt2_is_the_layer_of_chapter_8(gp):
-    from gbattn.attention import MultiHeadAttention
     from gbattn.boosted import GradientBoostedAttention
+    from gbattn.layers import MultiHeadAttention
 
     model = shaken(gp.boost(family("gpt2").double(), 3), scale=0.3, only="corrections")
     attn, x = model.transformer.h[0].attn, torch.randn(2, 7, 16, dtype=torch.float64)

@@ -120,7 +120,7 @@ def all_directives(root):
 
 
 def is_chapter(path):
-    return bool(re.match(r"(\d\d|[A-Z])_", path.name))
+    return bool(re.match(r"(\d\d[a-z]?|[A-Z])_", path.name))
 
 
 def module_of(path):
@@ -136,7 +136,7 @@ def chapters_export_a_module(root):
     return [
         f"nbs/{path.name} has no '#| default_exp' cell: every chapter writes one module of gbattn; name it there."
         for path in notebooks(root)
-        if re.match(r"\d\d_", path.name) and path.name != RESULTS and module_of(path) is None
+        if re.match(r"\d\d[a-z]?_", path.name) and path.name != RESULTS and module_of(path) is None
     ]
 
 
@@ -345,7 +345,7 @@ def chapters_are_short(root):
     counts = {
         path: count_words(" ".join(cell.source for cell in cells_of(path) if cell.kind == "markdown"))
         for path in notebooks(root)
-        if re.match(r"\d\d_", path.name)
+        if re.match(r"\d\d[a-z]?_", path.name)
     }
     return [
         f"nbs/{path.name} has {words:,} words, more than {most:,}: "

@@ -188,7 +188,7 @@ for module in pkgutil.iter_modules(gbattn.__path__, "gbattn."):
         except ValueError as error:
             print(name, error)
 import torch
-from gbattn.attention import make_attention
+from gbattn.layers import make_attention
 for name in ("multi_head", "linear", "twicing", "boosted"):
     make_attention(name, 8, 2)(torch.ones(1, 3, 8))
 """

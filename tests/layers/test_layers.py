@@ -16,7 +16,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 import gbattn.blocks  # noqa: F401 - registers every layer of the book
-from gbattn.attention import LinearAttention, MultiHeadAttention, TokenShift, causal_mask, make_attention, padding_mask
+from gbattn.attention import causal_mask, padding_mask
+from gbattn.layers import LinearAttention, MultiHeadAttention, make_attention
+from gbattn.positions import TokenShift
 
 D, H = 8, 4
 EXACT = 1e-10  # float64; measured differences are below 1e-13

@@ -8,21 +8,14 @@ import torch
 from test_layers import EXACT, D, H, layer_of, tokens
 
 from gbattn import attention
-from gbattn.attention import (
-    DecodeStep,
-    KeyValueCache,
-    MultiHeadAttention,
-    Rotary,
-    StaticCache,
-    alibi,
-    make_attention,
-    rotary_angles,
-    rotate,
-    sliding_window,
-)
+from gbattn.attention import alibi, sliding_window
 from gbattn.boosted import GradientBoostedAttention
+from gbattn.cache import KeyValueCache, StaticCache
 from gbattn.cost import attention_cost
+from gbattn.interop import DecodeStep
 from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.layers import MultiHeadAttention, make_attention
+from gbattn.positions import Rotary, rotary_angles, rotate
 
 YARN = {"scaling": "yarn", "factor": 4.0, "original_length": 2048}
 QUARTER = {

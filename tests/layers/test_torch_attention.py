@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from gbattn.attention import LinearAttention, MultiHeadAttention, TorchAttention, causal_mask
+from gbattn.attention import causal_mask
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.hierarchical import HierarchicalAttention
+from gbattn.interop import TorchAttention
+from gbattn.layers import LinearAttention, MultiHeadAttention
 from gbattn.sinkhorn import SinkhornAttention
 from gbattn.twicing import TwicingAttention
 
