@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SIZE', 'SCORE_FUNCTION', 'BASE', 'HIDDEN', 'MASK', 'check_no_dropout', 'at_least_float32', 'compute_dtype',
            'is_length', 'holds', 'check_causal', 'check_attention_mask', 'hide', 'split_heads', 'merge_heads',
-           'to_heads', 'from_heads', 'causal_mask', 'padding_mask', 'resolve_functions', 'has_flex_kernel',
-           'sliding_window', 'prefix', 'same_document', 'alibi', 'soft_cap', 'attention_weights', 'form_weights',
-           'attend', 'fused_attention']
+           'repeat_heads', 'to_heads', 'from_heads', 'causal_mask', 'padding_mask', 'resolve_functions',
+           'has_flex_kernel', 'sliding_window', 'prefix', 'same_document', 'alibi', 'soft_cap', 'attention_weights',
+           'form_weights', 'attend', 'fused_attention']
 
 # %% ../nbs/06_attention.ipynb #a5715153
 import math
@@ -79,10 +79,6 @@ HIDDEN = -1e4  # the weight of a key with such a bias is zero
 MASK: Rule = (
     lambda dtype: dtype == torch.bool or dtype.is_floating_point,
     "a tensor of torch.bool, True = may attend, or of floats to add",
-)
-_REAL: Rule = (
-    lambda dtype: dtype == torch.bool or INTEGRAL[0](dtype),
-    "torch.bool or an integer dtype, 1 = a real token",
 )
 
 
@@ -165,6 +161,12 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
     """Concatenate the heads of x (B, heads, T, K), to (B, T, heads · K)."""
     check_tensor("x", x, "B heads T K")
     return from_heads(x)
+
+
+def repeat_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Repeat the heads of keys or values x (B, G, S, K) for the H/G queries of each."""
+    group = n_heads // x.shape[1]
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
 
 
 def to_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -449,12 +451,12 @@ def _functions_of(q, k, causal, mask, score_mod, blocks):
 
 
 def form_weights(q, k, mask, causal, score_mod=None, scale=None):
-    (B, H, T, K), (G, S) = q.shape, k.shape[1:3]
+    (B, H, T, K), S = q.shape, k.shape[2]
     mask, causal = _combine_masks(mask, causal, T, S, q)
     if causal:
         mask = causal_mask(T, S, device=q.device)
     wide = at_least_float32(q.dtype)
-    k = k.repeat_interleave(H // G, dim=1)  # (B, H, S, K)
+    k = repeat_heads(k, H)  # (B, H, S, K)
     with full_precision(q):
         scores = q.to(wide) @ k.to(wide).mT  # (B, H, T, S)
     scores = scores * (K**-0.5 if scale is None else scale)
@@ -543,8 +545,7 @@ def fused_attention(
         return kernel(q, k, v, score_mod, mask, **options)
     if score_mod is not None:
         A = form_weights(q, k, mask, causal, score_mod, scale)
-        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-        return nnf.dropout(A, dropout_p) @ v
+        return nnf.dropout(A, dropout_p) @ repeat_heads(v, q.shape[1])
     mask, causal = _combine_masks(mask, causal, q.shape[2], k.shape[2], q)
     options |= dict(is_causal=causal)
     return nnf.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)

@@ -33,6 +33,8 @@ from gbattn.ground.arguments import (
 )
 from .ground.tensors import FLOATING, check_tensor
 from gbattn.layers import (
+    AttentionCall,
+    AttentionLayer,
     Trace,
     check_options,
     check_tokens,
@@ -387,15 +389,7 @@ class Block(nn.Module):
         return f"norm={self.norm!r}, dropout={self.dropout}"
 
     def forward(
-        self,
-        x: torch.Tensor,
-        *,
-        causal: bool | None = None,
-        mask: torch.Tensor | Callable | None = None,
-        padding: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        score_mod: Callable | None = None,
+        self, x: torch.Tensor, call: AttentionCall | None = None, **options
     ) -> torch.Tensor:
         """Return the residual stream after the block, shape (B, T, D).
 
@@ -403,43 +397,37 @@ class Block(nn.Module):
         ----------
         x : torch.Tensor
             The residual stream before it, shape (B, T, D).
-        causal, mask, padding, positions, cache, score_mod
-            Passed to the attention: see
+        call : gbattn.layers.AttentionCall, optional
+            All options as one, in their place.
+        **options
+            Keywords of the attention, but a context: see
             `gbattn.layers.MultiHeadAttention.forward`.
         """
-        options = dict(causal=causal, mask=mask, positions=positions, cache=cache)
-        extra = dict(padding=padding, score_mod=score_mod)
-        return self._sublayers(x, self.attention, extra, options)
+        return self._sublayers(x, self.attention, call, options)
 
     def explain(
-        self,
-        x: torch.Tensor,
-        *,
-        padding: torch.Tensor | None = None,
-        score_mod: Callable | None = None,
-        **options,
+        self, x: torch.Tensor, call: AttentionCall | None = None, **options
     ) -> tuple[torch.Tensor, Trace]:
         """Return what `forward` returns for these arguments, and the `Trace` of the
         attention, which must have ``explain``; not while training with dropout."""
         traces = []
 
-        def attention(z: torch.Tensor, **options) -> torch.Tensor:
-            traces.append(self.attention.explain(z, **options))
+        def attention(z: torch.Tensor, *call, **options) -> torch.Tensor:
+            traces.append(self.attention.explain(z, *call, **options))
             return traces[0].output
 
-        extra = dict(padding=padding, score_mod=score_mod)
-        return self._sublayers(x, attention, extra, options), *traces
+        return self._sublayers(x, attention, call, options), *traces
 
-    def _sublayers(self, x, attention: Callable, extra: dict, options: dict):
-        check_tokens(
-            "x", x, self.d_model, self.attention if self.ffn is None else self.ffn
-        )
-        # A layer of another kind need not take these.
-        options |= {k: v for k, v in extra.items() if v is not None}
+    def _sublayers(self, x, attention: Callable, call: AttentionCall | None, options):
+        part = self.attention if self.ffn is None else self.ffn
+        check_tokens("x", x, self.d_model, part)
+        call = AttentionCall(**options) if call is None else call
+        want = "None: a block attends to its own tokens"
+        require(call.context is None, "context", "a context", want)
+        own = isinstance(self.attention, AttentionLayer)
+        run = attention if own else lambda z, call: attention(z, **call.given)
         drop = lambda f: nnf.dropout(f, self.dropout) if self.training else f
-        x = self.place(
-            x, lambda z: drop(attention(z, **options)), self.attention_norm
-        )
+        x = self.place(x, lambda z: drop(run(z, call)), self.attention_norm)
         if self.ffn is None:
             return x
         return self.place(x, lambda z: drop(self.ffn(z)), self.ffn_norm)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as nnf
 
 from .attention import at_least_float32, merge_heads, split_heads
-from .boosted import GradientBoostedAttention, alignment, gated
+from .boosted import GradientBoostedAttention, add_gated, alignment
 from .conventions import colour_of
 from .corpora import Batch, as_array
 from gbattn.ground.arguments import (
@@ -386,31 +386,18 @@ def patched(paths: tuple[str, ...], source: str = "other") -> Edit:
         boosted = isinstance(layer, GradientBoostedAttention)
         kind, want = type(layer).__name__, "a model of GradientBoostedAttention"
         require(boosted, "model", kind, want)
-        q, k0, v0 = layer.project_inputs(inputs)
-        q, (k0, v0) = layer.query_heads(inputs, q), layer.append_kv(inputs, k0, v0)
-        F, _ = layer.attend_heads(inputs, q, k0, v0)
+        q, *first = layer.make_heads(inputs, *layer.project_inputs(inputs))
+        F, _ = layer.attend_heads(inputs, q, *first)
         for m, one in enumerate(layer.corrections, start=1):
             hidden = _replacement(F, source)
             F_of = {path: hidden if path in paths else F for path in PATHS}
-            r = {path: one.residual(inputs.x, F_of[path]) for path in PATHS[:3]}
-            q = one.query(
-                r["queries"] if layer.query_from == "residual" else inputs.x
-            )
-            k, v = k0, v0
-            if one.key is not None:
-                keys = r["keys"] if layer.key_from == "residual" else inputs.source
-                own = layer.value_from == "residual"
-                k = one.key(keys)
-                v = one.value(r["values"] if own else inputs.source)
-                k, v = layer.shift_kv(inputs, k, v, one, str(m))
-                _, k = layer.normalize_heads(q, k, one)
-                k, v = layer.append_kv(inputs, k, v, str(m))
-            q, _ = layer.normalize_heads(q, None, one)
-            c, _ = layer.attend_heads(inputs, layer.query_heads(inputs, q), k, v)
-            g = None
-            if one.gate is not None:
-                g = one.gate(torch.cat([F_of["gates"], c], dim=-1)).sigmoid()
-            F = gated(F, g, c)
+            r = [one.residual(inputs.x, F_of[path]) for path in PATHS[:3]]
+            sources = (layer.sources(inputs, x)[i] for i, x in enumerate(r))
+            projected = one.project(*sources)
+            q, k, v = layer.make_heads(inputs, *projected, one, str(m))
+            k, v = first if k is None else (k, v)
+            c, _ = layer.attend_heads(inputs, q, k, v)
+            F = add_gated(F, one.gate_of(F_of["gates"], c), c)
         return F
 
     return edit

@@ -12,8 +12,14 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .attention import at_least_float32, causal_mask, merge_heads, split_heads
-from .boosted import gated
+from gbattn.attention import (
+    at_least_float32,
+    causal_mask,
+    merge_heads,
+    repeat_heads,
+    split_heads,
+)
+from .boosted import add_gated
 from .cache import KeyValueCache
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
 from gbattn.ground.arguments import (
@@ -268,6 +274,12 @@ class HierarchicalAttention(MultiHeadAttention):
         """The attention calls of a pass, one for summed scores, else one per level."""
         return 1 if self.combine == "scores" else self.levels
 
+    @property
+    def no_context(self) -> str:
+        """Why a context is refused."""
+        fits = self.combine != "residuals"
+        return "" if fits else "the residual V − F needs a value for each query"
+
     def level_weights(self) -> torch.Tensor:
         """Return λ, or g of residuals, shape (L, H)."""
         if self.combine == "residuals":
@@ -297,19 +309,16 @@ class HierarchicalAttention(MultiHeadAttention):
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F, shape (B, T, D)."""
         own = inputs.source is inputs.x
-        want = "None: the residual V − F needs a value for each query"
-        require(own or self.combine != "residuals", "context", "a context", want)
         want = "None with a context: it counts blocks of one sequence"
         require(own or inputs.cache is None, "cache", "a cache", want)
-        q, k, v = self.project_inputs(inputs)
-        q, (k, v) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
+        q, k, v = self.make_heads(inputs, *self.project_inputs(inputs))
         scores = self._scores(inputs, q, k)
         T, S = scores[0].shape[-2:]
         allowed = inputs.mask
         if inputs.causal:
             past = causal_mask(T, S, device=q.device)
             allowed = past if allowed is None else past & allowed
-        v = v.repeat_interleave(self.n_heads // v.shape[1], dim=1)  # (B, H, S, K)
+        v = repeat_heads(v, self.n_heads)  # (B, H, S, K)
         weights = self.level_weights().to(v.dtype)  # (L, H)
         if self.combine == "scores":
             mixed = sum(w[:, None, None] * s for w, s in zip(weights, scores))
@@ -321,7 +330,7 @@ class HierarchicalAttention(MultiHeadAttention):
         for level in reversed(range(self.levels)):
             c, A = self._attend(scores[level], allowed, v)
             g = weights[level].expand(*c.shape[:2], -1)  # (B, T, H)
-            F = gated(torch.zeros_like(c) if level == self.levels - 1 else F, g, c)
+            F = add_gated(torch.zeros_like(c) if level == self.levels - 1 else F, g, c)
             r = merge_heads(v[:, :, -T:]) if own else None
             entries = dict(weights=A, residual=r, correction=c, estimate=F)
             self.record_round(inputs, g, **entries)
@@ -376,7 +385,7 @@ class HierarchicalAttention(MultiHeadAttention):
 
     def _products(self, q, k) -> torch.Tensor:
         wide = at_least_float32(q.dtype)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        k = repeat_heads(k, q.shape[1])
         with full_precision(q):
             return q.to(wide) @ k.to(wide).mT * self.head_dim**-0.5
 

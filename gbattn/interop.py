@@ -15,7 +15,7 @@ from .attention import MASK, holds, padding_mask
 from .cache import StaticCache
 from .ground.arguments import FLAG, check, require
 from .ground.tensors import check_tensor, eval_mode
-from .layers import MultiHeadAttention, is_plain
+from .layers import MultiHeadAttention, are_plain
 
 # %% ../nbs/W_your_model.ipynb #d39aa315
 #| code-fold: true
@@ -70,7 +70,6 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
     """Return torch's own layer with a copy of the weights, with ``batch_first=True``; an
     error names what torch's does not have."""
     linears = layer.query, layer.key, layer.value, layer.out
-    alike = len({linear.bias is None for linear in linears}) == 1
     for name, value, fits in (
         ("layer", type(layer).__name__, type(layer) is MultiHeadAttention),
         ("n_kv_heads", layer.n_kv_heads, layer.n_kv_heads == layer.n_heads),
@@ -78,7 +77,7 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         ("qk_norm", True, layer.key_norm is None),
         ("shift", True, layer.key_shift is None),
         ("causal", layer.causal, not layer.causal),
-        ("projections", "others", all(map(is_plain, linears)) and alike),
+        ("projections", "others", are_plain(*linears)),
     ):
         want = "what torch.nn.MultiheadAttention has, too"
         require(fits, name, value, want)

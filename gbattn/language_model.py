@@ -56,7 +56,7 @@ from gbattn.ground.arguments import (
 from .ground.files import check_folder, read_json, write_atomic
 from .ground.packages import check_packages
 from .ground.tensors import FLOATING, INDEX, INTEGRAL, check_tensor, eval_mode
-from .layers import MultiHeadAttention, Trace, is_plain
+from .layers import MultiHeadAttention, Trace, are_plain
 
 
 def _has_tangent(*tensors: torch.Tensor) -> bool:
@@ -688,7 +688,7 @@ class LanguageModel(nn.Module):
             h = h[:, -logits_to_keep:]
         if targets is None:
             return self.logits(h)
-        if self.head is not None and not is_plain(self.head):
+        if self.head is not None and not are_plain(self.head):
             return loss_of_logits(self.logits(h), targets, reduction=reduction)
         h = self.final_norm(h).flatten(0, 1)  # (B·T, D)
         return next_token_loss(

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from .blocks import Block
-from .boosted import Correction, Gate, GradientBoostedAttention
+from .boosted import Correction, Gate, GradientBoostedAttention, add_gated
 from gbattn.ground.arguments import (
     COUNT,
     FLAG,
@@ -735,16 +735,13 @@ class BoostedAttention:
         cache = _one_cache(cache, past_key_values)
         x, call = hidden_states, (position_embeddings, attention_mask, cache)
         F, A = self.attend_heads(*self.project_inputs(x), 0, *call, **kwargs)
-        sources = {}
-        if self.kv_from == "input":
-            sources = dict(key_source=x, value_source=x)
-        for m, correction in enumerate(self.corrections):
-
-            def attention(q, k, v, extra=self.extra + m):
-                return self.attend_heads(q, k, v, extra, *call, **kwargs)
-
+        for extra, correction in enumerate(self.corrections, start=self.extra):
             target = x if F.shape == x.shape else x - self.project_output(F)
-            F = correction(target, F, attention, **sources).estimate
+            r = correction.residual(target, F)
+            source = x if self.kv_from == "input" else r
+            q, k, v = correction.project(r, source, source)
+            c, _ = self.attend_heads(q, k, v, extra, *call, **kwargs)
+            F = add_gated(F, correction.gate_of(F, c), c)
         return self.project_output(F), A
 
 

@@ -11,11 +11,21 @@ import warnings
 
 import torch
 
-from .attention import at_least_float32, check_no_dropout, merge_heads
+from gbattn.attention import (
+    at_least_float32,
+    check_no_dropout,
+    merge_heads,
+    repeat_heads,
+)
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
 from .ground.arguments import POSITIVE, check, integer, optional, require
 from .ground.tensors import FLOATING, check_mask, check_tensor
-from .layers import AttentionInputs, MultiHeadAttention, register
+from gbattn.layers import (
+    AttentionCall,
+    AttentionInputs,
+    MultiHeadAttention,
+    register,
+)
 from .least_squares import full_precision
 
 _ITERATIONS = integer("an integer that is not negative", lambda x: x >= 0)
@@ -220,14 +230,13 @@ class SinkhornAttention(MultiHeadAttention):
         return {}
 
     def prepare_inputs(
-        self, x, context, causal, mask, positions, cache, **options
+        self, x: torch.Tensor, call: AttentionCall, rounds: list | None = None
     ) -> AttentionInputs:
         """As `MultiHeadAttention.prepare_inputs`, neither causal nor with a cache."""
-        self.check_not_causal(bool(causal))
+        self.check_not_causal(bool(call.causal))
         want = "None: each token to come changes the weights of those before it"
-        require(cache is None, "cache", "a cache", want)
-        arguments = context, causal, mask, positions, cache
-        return super().prepare_inputs(x, *arguments, **options)
+        require(call.cache is None, "cache", "a cache", want)
+        return super().prepare_inputs(x, call, rounds)
 
     def attend_heads(
         self, inputs: AttentionInputs, q, k, v
@@ -241,9 +250,7 @@ class SinkhornAttention(MultiHeadAttention):
                 mask = mask & mask.mT
             elif inputs.source is inputs.x and inputs.padding is not None:
                 mask = mask & inputs.padding[:, None, :, None]
-        k, v = (
-            x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v)
-        )
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
         with full_precision(q):
             scores = (
                 q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5

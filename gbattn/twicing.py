@@ -8,12 +8,11 @@ __all__ = ['TwicingAttention']
 # %% ../nbs/07_twicing.ipynb #7e433f5a
 import torch
 
-from .attention import check_no_dropout, merge_heads, split_heads
-from .ground.arguments import REPEATS, check, require
+from .attention import check_no_dropout, from_heads, repeat_heads, to_heads
+from .ground.arguments import REPEATS, check
 from .layers import AttentionInputs, MultiHeadAttention, register
 
 # %% ../nbs/07_twicing.ipynb #e7f329a4
-#| code-fold: true
 @register("twicing")
 class TwicingAttention(MultiHeadAttention):
     """Twicing: each round smooths, with the same attention weights, the residual of
@@ -65,37 +64,31 @@ class TwicingAttention(MultiHeadAttention):
         residuals = {f"residual{m}": shape for m in range(1, self.rounds)}
         return super().cache_shapes() | residuals
 
+    @property
+    def no_context(self) -> str:
+        """Why a context is refused."""
+        alone = self.rounds == 1
+        return "" if alone else "the residual V − AV needs a value for each query"
+
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F = (I − (I − A)^rounds) V, shape (B, T, D)."""
-        own_values = inputs.source is inputs.x
-        want = "None: the residual V − AV needs a value for each query"
-        require(own_values or self.rounds == 1, "context", "a context", want)
-        q, k, v = self.project_inputs(inputs)
-        q, (k, r) = self.query_heads(inputs, q), self.append_kv(inputs, k, v)
-        F = None
+        q, k, v = self.make_heads(inputs, *self.project_inputs(inputs))
+        F, residual = None, None
         for m in range(1, self.rounds + 1):
-            c, A = self.attend_heads(inputs, q, k, r)
+            c, A = self.attend_heads(inputs, q, k, v)
             F = c if F is None else F + c
-            last = m == self.rounds
-            if last and inputs.rounds is None:
+            if m == self.rounds and inputs.rounds is None:
                 break
-            residual = None
-            if own_values:  # without those in the cache, (B, H, T, K)
-                r = self._for_query_heads(r)
+            if inputs.source is inputs.x:
+                v = repeat_heads(v, self.n_heads)
                 if inputs.cache is not None:
-                    r = inputs.cache.newest(r, inputs.x.shape[1])
-                residual = None if inputs.rounds is None else merge_heads(r)
-            self.record_round(
-                inputs, weights=A, residual=residual, correction=c, estimate=F
-            )
-            if not last:
-                r = r - split_heads(c, self.n_heads)
+                    v = inputs.cache.newest(v, inputs.x.shape[1])
+                residual = None if inputs.rounds is None else from_heads(v)
+            entries = dict(weights=A, residual=residual, correction=c, estimate=F)
+            self.record_round(inputs, **entries)
+            if m < self.rounds:
+                v = v - to_heads(c, self.n_heads)  # what this round left
                 if inputs.cache is not None:
-                    r = inputs.cache.extend(f"residual{m}", r)
-                k = self._for_query_heads(k)
+                    v = inputs.cache.extend(f"residual{m}", v)
+                k = repeat_heads(k, self.n_heads)
         return F
-
-    def _for_query_heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Repeat x (B, G, S, K) for each query head."""
-        group = self.n_heads // x.shape[1]
-        return x if group == 1 else x.repeat_interleave(group, dim=1)
