@@ -14,7 +14,7 @@ from gbattn.cache import KeyValueCache, StaticCache
 from gbattn.cost import attention_cost
 from gbattn.interop import DecodeStep
 from gbattn.language_model import LanguageModel, ModelConfig
-from gbattn.layers import MultiHeadAttention, make_attention
+from gbattn.layers import AttentionCall, MultiHeadAttention, make_attention
 from gbattn.positions import Rotary, rotary_angles, rotate
 
 YARN = {"scaling": "yarn", "factor": 4.0, "original_length": 2048}
@@ -117,7 +117,7 @@ def test_a_part_of_the_features_turns(kind):
     heads = layer.query(x).unflatten(-1, (H, 8)).transpose(1, 2)
     angles = torch.arange(7)[:, None] * Rotary(**rotary).frequencies(8)
     turned = (0.1 * math.log(4) + 1) * rotate(heads[..., :4].contiguous(), angles)
-    inputs = layer.prepare_inputs(x, None, False, None, None, None)
+    inputs = layer.prepare_inputs(x, AttentionCall(causal=False))
     found = layer.query_heads(inputs, layer.query(x))
     assert (found - torch.cat([turned, heads[..., 4:]], -1)).abs().max() < EXACT
     assert (layer(x, positions=torch.arange(7) + 50) - layer(x)).abs().max() < EXACT
