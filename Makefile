@@ -20,11 +20,11 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book test lab bench export lint newest oldest extras clean distclean chromium
+.PHONY: help book test test-all lab bench export lint newest oldest extras clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1#\2/p' Makefile | while IFS='#' read -r name what; do \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1#\2/p' Makefile | while IFS='#' read -r name what; do \
 		printf '  make %-10s %s\n' "$$name" "$$what"; done
 
 book: $(READY) ## run every notebook and build the book into _build/html
@@ -36,6 +36,9 @@ test: $(READY) chromium ## check everything: style, laws of the house, notebooks
 	$(BIN)/pytest -q tests/house/test_house.py
 	@$(BIN)/python tools/build_book.py
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/house tests/chapters tests/layers
+
+test-all: ## as test, with each option of a layer beside every other, where test takes each pair
+	@PYTEST_ADDOPTS="$$PYTEST_ADDOPTS -m ''" $(MAKE) test
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=nbs

@@ -31,13 +31,21 @@ KINDS = {
     "twicing 2": {"rounds": 2},
     "twicing 3": {"rounds": 3},
     "boosted 1": {"rounds": 1},
-    **{
-        f"boosted {rounds} {kv_from} {gate}": {"rounds": rounds, "kv_from": kv_from, "gate": gate}
-        for rounds in (2, 3)
-        for kv_from in ("residual", "input", "shared")
-        for gate in ("feature", "head", "scalar", "none")
-    },
 }
+# Of a family with three options, and three ways to place its heads, every pair of choices is met in twelve cases; the
+# whole product is run by `make test-all`.
+CHOICES = [
+    (kv_from, gate, i + j)
+    for i, kv_from in enumerate(("residual", "input", "shared"))
+    for j, gate in enumerate(("feature", "head", "scalar", "none"))
+]
+BOOSTED = {
+    f"boosted {rounds} {kv_from} {gate}": {"rounds": rounds, "kv_from": kv_from, "gate": gate}
+    for rounds in (2, 3)
+    for kv_from, gate, _ in CHOICES
+}
+PAIRED = {f"boosted {2 + n % 2} {kv_from} {gate}": n % 3 for kv_from, gate, n in CHOICES}
+KINDS |= BOOSTED
 SHIFTED = {
     f"{kind} shift": KINDS[kind] | {"shift": True}
     for kind in (
@@ -74,17 +82,30 @@ def tokens(B=2, T=7, *, dtype=torch.float64, seed=1, d_model=D):
     return torch.randn(B, T, d_model, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def variants(kinds=KINDS):
-    """Each kind plain, with grouped keys, and with rotary positions where it may have them."""
+WAYS = ({}, {"n_kv_heads": 2}, {"n_kv_heads": 1, "rotary": 100.0})
+
+
+def whole(needed):
+    """The mark of what only `make test-all` runs."""
+    return () if needed else pytest.mark.whole
+
+
+def each(kinds):
+    """The kinds as parameters; of the boosted ones, a choice in which every pair of options is met."""
+    return [pytest.param(kind, marks=whole(kind not in BOOSTED or kind in PAIRED)) for kind in kinds]
+
+
+def variants(kinds=KINDS, alike=False):
+    """Each kind plain, with grouped keys, and with rotary positions where it may have them; of the boosted kinds, the
+    pairs of all options unless all kinds are treated alike."""
     for kind in kinds:
-        yield kind, {}
-        yield kind, {"n_kv_heads": 2}
-        if not kind.startswith("linear elu"):
-            yield kind, {"n_kv_heads": 1, "rotary": 100.0}
+        for way, options in enumerate(WAYS):
+            if not (kind.startswith("linear elu") and "rotary" in options):
+                needed = alike or kind not in BOOSTED or PAIRED.get(kind) == way
+                yield pytest.param(kind, options, id=f"{kind} {options or ''}".strip(), marks=whole(needed))
 
 
-VARIANTS = [pytest.param(kind, options, id=f"{kind} {options or ''}".strip()) for kind, options in variants()]
-FEW_VARIANTS = [pytest.param(*p, id=f"{p[0]} {p[1] or ''}".strip()) for p in variants(FEW)]
+VARIANTS, FEW_VARIANTS = [*variants()], [*variants(FEW, alike=True)]
 
 
 def some_masks(kind, B=2, T=7):
@@ -128,7 +149,7 @@ def test_without_gradients_the_same_numbers_come_out_and_the_input_stays(kind, o
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_layers_that_differ_in_one_weight_run_as_a_batch(kind):
     layer, x = layer_of(kind), tokens()
@@ -139,7 +160,7 @@ def test_layers_that_differ_in_one_weight_run_as_a_batch(kind):
         torch.testing.assert_close(batch, one_by_one, atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_each_round_of_a_trace_adds_its_gated_correction(kind):
     layer, x = layer_of(kind), tokens()
@@ -153,7 +174,7 @@ def test_each_round_of_a_trace_adds_its_gated_correction(kind):
         assert (seen.estimate - estimate).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("kind", SOFTMAX)
+@pytest.mark.parametrize("kind", each(SOFTMAX))
 @torch.no_grad()
 def test_maps_are_averages_that_see_no_key_after_their_own(kind):
     for seen in layer_of(kind).explain(tokens(), causal=True).rounds:
@@ -223,7 +244,7 @@ def test_padding_changes_no_real_token_and_gets_no_gradient(kind, options):
         assert not gradient[0, 5:].any() and not gradient[1].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_a_tokenizers_mask_is_one_more_mask(kind):
     """Boolean or of any integers, alone and beside causality and every mask."""
@@ -239,7 +260,7 @@ def test_a_tokenizers_mask_is_one_more_mask(kind):
             assert torch.equal(layer.explain(x, **told).output, layer.explain(x, causal=causal, mask=both).output)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 def test_a_sequence_of_padding_alone_gets_the_output_bias_and_finite_gradients(kind):
     layer, x, real = layer_of(kind), tokens().requires_grad_(), torch.tensor([[0] * 7, [1] * 7])
     for causal in (False, True):
@@ -258,7 +279,7 @@ def test_padding_of_a_context_is_that_of_the_context(kind):
     assert (output[1:] - layer(x[1:], context=context[1:, :2])).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_padding_and_a_cache_are_about_all_keys(kind):
     layer, x, lengths = layer_of(kind), tokens(), torch.tensor([4, 7])
@@ -285,7 +306,7 @@ def test_where_there_are_as_many_sequences_as_tokens_padding_is_not_a_mask(kind)
     assert (layer(x, padding=real[:, 0, 0]) - layer(x, mask=real[:, 0, 0][None, None])).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 def test_a_token_that_may_attend_to_nothing_gets_the_output_bias(kind):
     layer, x = layer_of(kind), tokens().requires_grad_()
     allowed = torch.ones(7, 7, dtype=torch.bool)
@@ -300,7 +321,7 @@ def test_a_token_that_may_attend_to_nothing_gets_the_output_bias(kind):
             assert gradient is None or torch.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("kind", SOFTMAX)
+@pytest.mark.parametrize("kind", each(SOFTMAX))
 @torch.no_grad()
 def test_boolean_additive_and_causal_masks_agree(kind):
     layer, x = layer_of(kind), tokens()
@@ -417,7 +438,7 @@ def test_decoding_with_left_padding_equals_each_sequence_alone(kind, options):
         assert (output[b : b + 1, 7 - length :] - alone).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SOFTMAX if kind not in SHIFTED])
+@pytest.mark.parametrize("kind", each(kind for kind in SOFTMAX if kind not in SHIFTED))
 @torch.no_grad()
 def test_a_cropped_and_reordered_cache_continues_as_if_written_so(kind):
     layer, x = layer_of(kind, rotary=100.0), tokens()
@@ -452,7 +473,7 @@ TEXT = torch.repeat_interleave(torch.arange(3), torch.tensor(LENGTHS))
 SAME_TEXT = TEXT[:, None] == TEXT
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_packed_texts_are_as_separate_ones(kind):
     layer, x = layer_of(kind), tokens()
@@ -534,7 +555,7 @@ def test_every_round_with_keys_of_its_own_has_a_shift_of_its_own(kind):
         weight -= 0.5
 
 
-@pytest.mark.parametrize("kind", SOFTMAX)
+@pytest.mark.parametrize("kind", each(SOFTMAX))
 @torch.no_grad()
 def test_explain_reads_a_cache_as_forward_does(kind):
     layer, x = layer_of(kind), tokens()
@@ -568,7 +589,7 @@ def test_a_cache_that_does_not_fit_is_refused(told, sentence):
         layer(told.pop("x"), **told)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_a_pass_that_failed_leaves_the_cache_as_it_was(kind):
     layer, x = layer_of(kind), tokens()
@@ -605,7 +626,7 @@ def test_a_cache_refuses_to_cut_gradients_silently(kind):
         layer(tokens(), causal=True, cache=layer.make_cache(2, 7))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_writing_to_a_cache_allocates_nothing_in_it(kind):
     layer = layer_of(kind)
@@ -620,7 +641,7 @@ def test_writing_to_a_cache_allocates_nothing_in_it(kind):
 # ---- weights ----
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 def test_weights_have_stable_unfused_names_and_start_from_one_stream(kind):
     def made():
         torch.manual_seed(5)
@@ -639,7 +660,7 @@ def test_weights_have_stable_unfused_names_and_start_from_one_stream(kind):
     assert not torch.equal(layer.query.weight, plain["query.weight"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_fresh_and_reset_layers_follow_the_table(kind):
     layer = make_attention(kind.split()[0], 32, H, **KINDS[kind])
@@ -660,13 +681,13 @@ def test_fresh_and_reset_layers_follow_the_table(kind):
         layer.reset_parameters()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 def test_without_biases_there_are_none_but_those_of_gates(kind):
     names = [name for name, _ in layer_of(kind, bias=False).named_parameters() if name.endswith("bias")]
     assert all("gate" in name for name in names)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 def test_state_dict_round_trip_and_deepcopy(kind):
     layer, other, x = layer_of(kind), layer_of(kind, seed=9), tokens()
     other.load_state_dict(layer.state_dict())
@@ -676,9 +697,7 @@ def test_state_dict_round_trip_and_deepcopy(kind):
 # ---- gradients, compilation, dtypes ----
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [*variants(KINDS)], ids=lambda p: p if isinstance(p, str) else ",".join(p) or "plain"
-)
+@pytest.mark.parametrize(("kind", "options"), VARIANTS)
 def test_gradcheck(kind, options):
     options = {name: min(value, 2) if name == "n_kv_heads" else value for name, value in options.items()}
     if "n_kv_heads" in options:
@@ -802,7 +821,7 @@ def test_layers_in_half_precision_export_for_any_length(heads):
     assert (exported(longer, causal=True) - layer(longer, causal=True)).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 def test_autocast_runs_in_half_precision_and_comes_close(kind):
     layer, x = layer_of(kind, dtype=torch.float32), tokens(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -892,7 +911,7 @@ class Wrapped(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_every_linear_layer_can_be_replaced_by_a_module_that_calls_it(kind):
     layer, x = layer_of(kind), tokens()
@@ -911,7 +930,7 @@ def test_every_linear_layer_can_be_replaced_by_a_module_that_calls_it(kind):
     assert (decode(layer, x, [3, 4], cache) - wanted).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @torch.no_grad()
 def test_dynamic_quantisation_leaves_a_layer_that_runs(kind):
@@ -976,7 +995,7 @@ def quantised(module, by):
 
 
 @pytest.mark.parametrize("by", ["tensor", "module"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS))
 @torch.no_grad()
 def test_quantised_weights_leave_a_layer_that_runs_and_decodes(kind, by):
     layer, x = layer_of(kind), tokens()
