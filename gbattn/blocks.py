@@ -88,7 +88,7 @@ class _Pointwise(nn.Module):
         """The options, as printed by torch."""
         return f"{len(self.weight)}, alpha={self.start}"
 
-
+# %% ../nbs/11_blocks.ipynb #95e39e5c
 class DyT(_Pointwise):
     """Dynamic tanh, weight ⊙ tanh(alpha · x) + bias, in place of a normaliser.
 
@@ -121,7 +121,8 @@ class Derf(_Pointwise):
 
     _function = staticmethod(torch.erf)
 
-
+# %% ../nbs/11_blocks.ipynb #cb50838e
+#| code-fold: true
 NORMALIZERS: dict[str, Callable[..., nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": partial(nn.RMSNorm, eps=1e-5),
@@ -129,7 +130,7 @@ NORMALIZERS: dict[str, Callable[..., nn.Module]] = {
     "derf": Derf,
 }
 
-
+# %% ../nbs/11_blocks.ipynb #aff77289
 def make_normalizer(name: str, d_model: int, **factory_kwargs) -> nn.Module:
     """Return a new normaliser by its name.
 
@@ -161,7 +162,8 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "swiglu": nnf.silu,
 }
 
-
+# %% ../nbs/11_blocks.ipynb #10d04d50
+#| code-fold: true
 class FeedForward(nn.Module):
     """The feed-forward sublayer, down(a(up(x))); gated, down(silu(gate(x)) ⊙
     up(x)).
@@ -446,6 +448,7 @@ class Block(nn.Module):
         return self.attention.make_cache(batch_size, max_length, **options)
 
 # %% ../nbs/11_blocks.ipynb #528b0f8f
+#| code-fold: true
 def _rows(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.dtype]:
@@ -478,7 +481,6 @@ def _scaled(
     return (M / s[..., None]).to(dtype)
 
 # %% ../nbs/11_blocks.ipynb #ee03e6b7
-#| code-fold: true
 def layer_norm_jacobian(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:
@@ -514,7 +516,7 @@ def layer_norm_jacobian(
     M = eye - 1 / d - unit[..., :, None] * unit[..., None, :] / d  # (…, d, d)
     return _scaled(M, weight, s, dtype)
 
-
+# %% ../nbs/11_blocks.ipynb #9e461cff
 def rms_norm_jacobian(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:

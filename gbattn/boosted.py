@@ -82,7 +82,6 @@ def add_gated(F, g, c):
     return torch.addcmul(F, g[..., None], c).flatten(-2)
 
 # %% ../nbs/08_boosted.ipynb #b9dc9cdd
-#| code-fold: true
 class Gate(nn.Linear):
     """The linear map of a gate, from F ‖ c (B, T, 2D) to (B, T, n_gates): a
     ``torch.nn.Linear`` that starts at zero.
@@ -208,7 +207,8 @@ _READS = {
     "residual_values": ("input", "residual"),
 }
 
-
+# %% ../nbs/08_boosted.ipynb #6448debe
+#| code-fold: true
 @register("boosted")
 class GradientBoostedAttention(MultiHeadAttention):
     """Gradient-boosted attention: each round, an attention with its own projections
@@ -450,7 +450,7 @@ _DIFFERENTIABLE: Rule = (
     "one number with a graph, so not under torch.no_grad()",
 )
 
-
+# %% ../nbs/08_boosted.ipynb #4463f094
 def functional_gradient(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor], round: int = 0
 ) -> tuple[torch.Tensor, Trace]:

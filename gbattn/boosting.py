@@ -93,7 +93,7 @@ def _quantiles(x, share, weights):
     places = torch.searchsorted(below, share * below[-1] * slack)
     return x[order[places.clamp(max=len(x) - 1)]]
 
-
+# %% ../nbs/05_boosting.ipynb #d2962095
 class SquaredError(Loss):
     """½ (y − F)²; its negative gradient is the residual."""
 
@@ -106,7 +106,7 @@ class SquaredError(Loss):
     def leaf(self, y, F, weights=None):
         return _mean(y - F, weights)
 
-
+# %% ../nbs/05_boosting.ipynb #0a380f62
 class AbsoluteError(Loss):
     """``|y − F|``; its negative gradient is the sign of the residual."""
 
@@ -126,7 +126,7 @@ class AbsoluteError(Loss):
             return (y - F).median()  # of two middle ones the lower; both are best
         return _quantiles(y - F, 0.5, weights)[0]
 
-
+# %% ../nbs/05_boosting.ipynb #143d3426
 class Huber(Loss):
     """Squared up to δ and linear beyond; `at` sets δ to a quantile of the absolute
     residuals.
@@ -171,7 +171,7 @@ class Huber(Loss):
         step = (y - F - median).clamp(-self.delta, self.delta)
         return median + _mean(step, weights)
 
-
+# %% ../nbs/05_boosting.ipynb #e41138fe
 class LogLoss(Loss):
     """log(1 + eᶠ) − y F, for y from 0 to 1; F is in log-odds."""
 
@@ -203,7 +203,7 @@ class LogLoss(Loss):
 def _is_loss(loss: object) -> bool:
     return hasattr(loss, "negative_gradient") and not isinstance(loss, type)
 
-
+# %% ../nbs/05_boosting.ipynb #7eae6d2a
 def line_search(
     loss: Loss,
     y: torch.Tensor,
@@ -314,7 +314,8 @@ _RULES: dict[str, Rule] = {
     "tol": NOT_NEGATIVE,
 }
 
-
+# %% ../nbs/05_boosting.ipynb #75bf02f7
+#| code-fold: true
 def _estimators() -> dict[str, type]:
     """Define the estimators on first use, so that the module does not load
     scikit-learn."""
@@ -724,7 +725,8 @@ def _estimators() -> dict[str, type]:
         estimator.__qualname__ = estimator.__name__  # of the module, for pickle
     return {estimator.__name__: estimator for estimator in estimators}
 
-
+# %% ../nbs/05_boosting.ipynb #9d85c4d5
+#| code-fold: true
 def __getattr__(name: str):
     if name not in _all_:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -735,6 +737,7 @@ def __getattr__(name: str):
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
 
 # %% ../nbs/05_boosting.ipynb #ac808a38
+#| code-fold: true
 def _check_rounds(smoother, y, rounds, shrinkage, query=None):
     """Check the arguments; return y as columns, and the smoothers and the query
     smoothers of the rounds."""
@@ -761,7 +764,6 @@ def _check_rounds(smoother, y, rounds, shrinkage, query=None):
     return columns, smoothers, queries
 
 # %% ../nbs/05_boosting.ipynb #2f95ff3e
-#| code-fold: true
 def staged_l2_boost(
     smoother: torch.Tensor | Sequence[torch.Tensor],
     y: torch.Tensor,
@@ -801,7 +803,8 @@ def staged_l2_boost(
     checked = _check_rounds(smoother, y, rounds, shrinkage, query)
     return _rounds(*checked, shrinkage, y.ndim == 1)
 
-
+# %% ../nbs/05_boosting.ipynb #3d0e289e
+#| code-fold: true
 def _rounds(y, smoothers, queries, shrinkage, flat):
     r, F = y, 0
     for S, Q in zip(smoothers, queries):
@@ -810,7 +813,7 @@ def _rounds(y, smoothers, queries, shrinkage, flat):
         r = r - shrinkage * h
         yield F[..., 0] if flat else F
 
-
+# %% ../nbs/05_boosting.ipynb #6a7be224
 def l2_boost(
     smoother: torch.Tensor | Sequence[torch.Tensor],
     y: torch.Tensor,

@@ -113,7 +113,6 @@ def welch(
     return Welch(float(found.statistic), df, float(found.pvalue))
 
 # %% ../nbs/16_comparison.ipynb #55a86045
-#| code-fold: true
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence]) -> object:
     """Return an IPython table for a page: the first column is text, the others are
     numbers."""
@@ -142,7 +141,7 @@ def _check_open(config: ModelConfig) -> None:
     got = f"d_ffn = {config.d_ffn}"
     require(config.d_ffn is None, "config", got, "d_ffn = None, to be set")
 
-
+# %% ../nbs/16_comparison.ipynb #f106c8c4
 def matched(
     config: ModelConfig,
     target: ModelConfig,
@@ -186,7 +185,8 @@ def matched(
     flops = MEASURES["training_flops"]
     return {"n_layers": depth, "d_ffn": _fill(deep, flops, flops(target), change)}
 
-
+# %% ../nbs/16_comparison.ipynb #f8ee71a8
+#| code-fold: true
 def _sequential_attentions(config: ModelConfig) -> int:
     """Attentions that a model makes one after the other."""
     blocks = LanguageModel(config, device="meta").blocks
@@ -237,7 +237,7 @@ _MEASURED |= dict(valid_loss=optional(NUMBER), test_loss=optional(NUMBER))
 _TIMED = dict(training_flops=NUMBER, seconds=NUMBER)
 _TIMED |= dict(train_step=_NUMBERS, train_seconds=_NUMBERS)
 
-
+# %% ../nbs/16_comparison.ipynb #6f9f9144
 def damaged_entries(record: Record) -> list[str]:
     """Return the names of a run record's entries that are missing or invalid."""
     settings, measured = record.settings, record.measured
@@ -249,7 +249,8 @@ def damaged_entries(record: Record) -> list[str]:
         if not holds(part.get(name, ...))
     ]
 
-
+# %% ../nbs/16_comparison.ipynb #3b1e8d15
+#| code-fold: true
 def _of_runs(records: Iterable[Record]) -> Iterator[Record]:
     """The records one by one, as long as they are of runs."""
     good = isinstance(records, Iterable)
@@ -285,7 +286,6 @@ def _loss(record: Record, metric: str) -> float:
     return record.measured[metric]
 
 # %% ../nbs/16_comparison.ipynb #735b69eb
-#| code-fold: true
 def step_seconds(records: Iterable[Record]) -> float:
     """Return the seconds per training step of one arm: the median of the fastest
     quarter of all stretches between two points of the learning curves.
@@ -308,7 +308,7 @@ def step_seconds(records: Iterable[Record]) -> float:
     require(seconds > 0, "records", f"{seconds} seconds a step", "more than 0")
     return seconds
 
-
+# %% ../nbs/16_comparison.ipynb #a4b9a296
 def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dict:
     """Return the width and the feed-forward width at which a step of a multi-head
     model takes as long as a step of an arm did.
@@ -352,7 +352,6 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     return _match(config, MEASURES["training_flops"], flops, "d_model")
 
 # %% ../nbs/16_comparison.ipynb #ac82d3a1
-#| code-fold: true
 def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
     """Return the mean validation loss over the seeds for each arm of a sweep at each
     learning rate, lowest rate first; infinite where a run diverged."""
@@ -371,7 +370,7 @@ def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
         for arm, rates in found.items()
     }
 
-
+# %% ../nbs/16_comparison.ipynb #fa55e0c8
 def best_rates(records: Iterable[Record]) -> dict[str, float]:
     """Return, for each arm of a sweep, the learning rate with the lowest mean
     validation loss over its seeds. The records differ in arm, seed and learning rate.
@@ -398,7 +397,6 @@ def rates_at_edge(records: Iterable[Record]) -> dict[str, float]:
     }
 
 # %% ../nbs/16_comparison.ipynb #1d28d9af
-#| code-fold: true
 class Row(NamedTuple):
     """One line of a comparison; None for a number that does not exist, such as one
     run's spread.
@@ -427,7 +425,8 @@ class Row(NamedTuple):
     seconds: float | None
     diverged: int
 
-
+# %% ../nbs/16_comparison.ipynb #c4097f4d
+#| code-fold: true
 def compare(
     records: Iterable[Record],
     *,

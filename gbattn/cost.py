@@ -67,7 +67,6 @@ def count_flops(call: Callable, *args, **options) -> int:
     return counter.get_total_flops()
 
 # %% ../nbs/10_cost.ipynb #d17fa663
-#| code-fold: true
 @dataclass(frozen=True)
 class Cost:
     """What a computation costs, by count. Costs add up, and n layers cost ``n *
@@ -118,6 +117,7 @@ class Cost:
     __rmul__ = __mul__
 
 # %% ../nbs/10_cost.ipynb #11f89acf
+#| code-fold: true
 _ITEMSIZE = integer("2, 4 or 8 bytes a number", lambda x: x in (2, 4, 8))
 _PAST = integer("a number of tokens, 0 or more", lambda x: x >= 0)
 _CONTEXT: Rule = (
@@ -276,11 +276,12 @@ class AttentionSizes(NamedTuple):
         want = f"None for {type(self.layer).__name__}: a context has no residual"
         require(self.context is None, "context", f"{self.context} tokens", want)
 
-
+# %% ../nbs/10_cost.ipynb #94c66eaa
+#| code-fold: true
 Parts = dict[str, Cost]
 COUNTS: dict[type, Callable[[AttentionSizes], Parts]] = {}
 
-
+# %% ../nbs/10_cost.ipynb #9d55f5c7
 def counts(layer: type) -> Callable:
     """Return a decorator that registers a function, from `AttentionSizes` to a dict of
     costs by part, as the count of a layer class, but not of classes derived from it.
@@ -303,7 +304,7 @@ def add_parts(parts: Parts, more: Parts) -> Parts:
     names = dict.fromkeys((*parts, *more))
     return {n: parts.get(n, Cost()) + more.get(n, Cost()) for n in names}
 
-
+# %% ../nbs/10_cost.ipynb #c07ab67a
 @counts(MultiHeadAttention)
 def one_round(p: AttentionSizes) -> Parts:
     """Return the costs of multi-head attention by part."""
@@ -332,7 +333,8 @@ def _twicing_parts(p: AttentionSizes) -> Parts:
     further = {"attention": more * p.attention(p.D), "elementwise": rest}
     return add_parts(one_round(p), further)
 
-
+# %% ../nbs/10_cost.ipynb #457eff1a
+#| code-fold: true
 @counts(GradientBoostedAttention)
 def _boosted_parts(p: AttentionSizes) -> Parts:
     layer, rows = p.layer, p.B * p.T
@@ -390,7 +392,6 @@ def _linear_parts(p: AttentionSizes) -> Parts:
     return one_round(p) | {"attention": Cost(product, 2 * product, bytes, saved)}
 
 # %% ../nbs/10_cost.ipynb #e5bcf749
-#| code-fold: true
 def attention_parts(
     layer: MultiHeadAttention,
     T: int,
@@ -433,7 +434,6 @@ def _cache_bytes(layer: MultiHeadAttention, tokens: int, itemsize: int) -> int:
     return sum(sizes) * itemsize
 
 # %% ../nbs/10_cost.ipynb #3acc5db1
-#| code-fold: true
 def attention_cost(
     layer: MultiHeadAttention,
     T: int,
@@ -529,7 +529,7 @@ def _touched(tensor: torch.Tensor) -> int:
     )
     return math.prod(sizes) * tensor.element_size()
 
-
+# %% ../nbs/10_cost.ipynb #c7972399
 def count_traffic_bytes(call: Callable, *args, **options) -> int:
     """Make the call and return the bytes its operations read and write.
 
@@ -573,7 +573,6 @@ def count_kernels(call: Callable, *args, **options) -> int:
     return len(_bytes_by_operation(call, args, options))
 
 # %% ../nbs/10_cost.ipynb #16dc9a9f
-#| code-fold: true
 class Machine(NamedTuple):
     """``flops``, FLOPs per second in matrix products, and ``bandwidth``, bytes per
     second to and from memory."""
@@ -591,7 +590,7 @@ def call_seconds(call: Callable[[], object], device: torch.device) -> float:
     wait()
     return time.perf_counter() - start
 
-
+# %% ../nbs/10_cost.ipynb #8708a2b6
 def measure_machine(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -632,7 +631,7 @@ def measure_machine(
     total = fastest(lambda: torch.add(u, v, out=out))
     return Machine(2 * size**3 / product, 3 * u.nbytes / total)
 
-
+# %% ../nbs/10_cost.ipynb #24ce7971
 def roofline_seconds(cost: Cost, machine: Machine) -> float:
     """Return the fewest seconds that a forward pass of this cost can take.
 
@@ -660,7 +659,6 @@ def roofline_seconds(cost: Cost, machine: Machine) -> float:
     )
 
 # %% ../nbs/10_cost.ipynb #f32bd278
-#| code-fold: true
 def count_saved_bytes(call: Callable, *args, **options) -> int:
     """Make the call and return the bytes that autograd saves for a backward pass.
 

@@ -36,7 +36,7 @@ def _check_probabilities(
     sign = "positive" if positive else "not negative"
     require(bool(fits), name, got, f"probabilities, {sign}, with sum 1")
 
-
+# %% ../nbs/26_ecologies.ipynb #7942155a
 @dataclass(frozen=True, eq=False)
 class TaskEcology:
     """World states, contexts drawn independently of them, and the law of the next
@@ -78,7 +78,8 @@ class TaskEcology:
             check_tensor(name, p, letter, **{letter: size}, **like)
             _check_probabilities(name, p, positive=name == "prior")
 
-
+# %% ../nbs/26_ecologies.ipynb #c85ba549
+#| code-fold: true
 _ECOLOGY = instance(TaskEcology, "a TaskEcology")
 
 
@@ -104,7 +105,6 @@ def _divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
 
 # %% ../nbs/26_ecologies.ipynb #e41aea65
-#| code-fold: true
 def cell_averages(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
     """Return the average law of each cell, the best decoder of an encoding.
 
@@ -158,7 +158,7 @@ class LossParts(NamedTuple):
         """The loss itself."""
         return self.floor + self.excess + self.gap
 
-
+# %% ../nbs/26_ecologies.ipynb #5ddaee6c
 def token_loss(
     ecology: TaskEcology,
     encoding: torch.Tensor,
@@ -203,7 +203,6 @@ def token_loss(
     return LossParts(floor, excess, gap)
 
 # %% ../nbs/26_ecologies.ipynb #69cad361
-#| code-fold: true
 def ecology_distance(
     laws: torch.Tensor, contexts: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -263,7 +262,7 @@ def equivalence_classes(
         near = (near @ near > 0).to(distance.dtype)
     return near.argmax(1).unique(return_inverse=True)[1]
 
-
+# %% ../nbs/26_ecologies.ipynb #4df151cb
 def quotient(ecology: TaskEcology, tolerance: float = 1e-12) -> torch.Tensor:
     """Return the encoding of least complexity without excess: classes of states with
     equal laws.
@@ -308,7 +307,6 @@ def partitions(n: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 # %% ../nbs/26_ecologies.ipynb #f6e5ef8c
-#| code-fold: true
 def split_thresholds(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
     """Return, for each pair of cells, the price β* of complexity above which merging
     them pays.
@@ -339,7 +337,7 @@ def split_thresholds(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tens
     cost = _entropy(torch.stack([share, 1 - share], dim=-1))
     return ((part + part.T) / cost).fill_diagonal_(torch.inf)
 
-
+# %% ../nbs/26_ecologies.ipynb #e6b4a46c
 class Stage(NamedTuple):
     """An encoding on a path, and the price from which it applies."""
 
@@ -356,7 +354,7 @@ class Stage(NamedTuple):
         excess = token_loss(ecology, encoding).excess.item()
         return cls(beta, encoding, excess, complexity(ecology, encoding).item())
 
-
+# %% ../nbs/26_ecologies.ipynb #08714cdd
 def merge_path(ecology: TaskEcology) -> list[Stage]:
     """Return the path from the quotient to one cell that merges, at each step, the pair
     of cells with the lowest threshold.
@@ -386,7 +384,7 @@ def merge_path(ecology: TaskEcology) -> list[Stage]:
         path.append(Stage.of(ecology, coarser, beta))
     return path
 
-
+# %% ../nbs/26_ecologies.ipynb #72031025
 def optimal_path(ecology: TaskEcology) -> list[Stage]:
     """Return the encodings of least J_β among all partitions, as the price β rises.
 
@@ -419,7 +417,6 @@ def optimal_path(ecology: TaskEcology) -> list[Stage]:
     return path
 
 # %% ../nbs/26_ecologies.ipynb #2b205f9b
-#| code-fold: true
 def mix(first: TaskEcology, second: TaskEcology, share: float) -> TaskEcology:
     """Return the ecology that draws its context from the second with probability a.
 

@@ -27,7 +27,7 @@ def _on_the_sphere(name: str, X: torch.Tensor) -> torch.Tensor:
     X = X - X.mean(-2, keepdim=True)
     return X / X.square().sum((-2, -1), keepdim=True).sqrt()
 
-
+# %% ../nbs/28_geometry.ipynb #4c46cf66
 def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     """Return the Procrustes distortion D of two sets of points, from 0 to 1.
 
@@ -71,7 +71,6 @@ def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     return residual.square().sum((-2, -1)).sqrt() / math.sqrt(2)
 
 # %% ../nbs/28_geometry.ipynb #fdcfb7bb
-#| code-fold: true
 def probe_score(
     states: torch.Tensor,
     truth: torch.Tensor,
@@ -124,7 +123,6 @@ def probe_score(
     return 1 - error / total
 
 # %% ../nbs/28_geometry.ipynb #1a8bda41
-#| code-fold: true
 def quantize(x: torch.Tensor, bins: int) -> torch.Tensor:
     """Return the bin of each number, among bins of equal width from 0 to 1.
 
@@ -201,7 +199,6 @@ def soft_bins(x: torch.Tensor, bins: int, width: float) -> torch.Tensor:
     return (-away.square() / 2).softmax(-1)
 
 # %% ../nbs/28_geometry.ipynb #6bad19ec
-#| code-fold: true
 def donsker_varadhan(
     joint_scores: torch.Tensor, product_scores: torch.Tensor
 ) -> torch.Tensor:

@@ -51,7 +51,7 @@ def _coarser(before, X, weights, odd):
     taps = [Z[..., first - k :, :][..., ::2, :] for k in range(len(weights))]
     return sum(w * tap[..., :rows, :] for w, tap in zip(weights, taps))
 
-
+# %% ../nbs/29_hierarchical.ipynb #dbcbe4b9
 def causal_pyramid(X: torch.Tensor, filters: torch.Tensor) -> list[torch.Tensor]:
     """Return the levels of a strided causal pyramid: X, and L − 1 coarser ones.
 
@@ -90,7 +90,6 @@ def causal_pyramid(X: torch.Tensor, filters: torch.Tensor) -> list[torch.Tensor]
     return levels
 
 # %% ../nbs/29_hierarchical.ipynb #93889001
-#| code-fold: true
 def lift_scores(
     scores: torch.Tensor,
     level: int,
@@ -145,7 +144,6 @@ def lift_scores(
     return nnf.pad(lifted, (0, S - lifted.shape[-1]))
 
 # %% ../nbs/29_hierarchical.ipynb #5f2aa89d
-#| code-fold: true
 def pyramid_cost(levels: int) -> float:
     """Return the number of scores of L levels over that of one, (4/3)(1 − 4^−L).
 

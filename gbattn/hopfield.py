@@ -27,9 +27,8 @@ from gbattn.ground.arguments import (
 from .ground.tensors import FLOATING
 
 # %% ../nbs/04_hopfield.ipynb #e8a8940b
+#| code-fold: true
 KINDS = ("linear", "polynomial", "exponential", "log-sum-exp")
-
-
 _DEGREE = integer("an integer of at least 2", lambda n: n >= 2)
 _GAIN = number("a number between 0 and 2, both excluded", lambda g: 0 < g < 2)
 _SHARE = number("a share from 0 up to ½", lambda x: 0 <= x < 0.5)
@@ -48,7 +47,6 @@ def _check_result(result: torch.Tensor, beta: float) -> torch.Tensor:
     return result
 
 # %% ../nbs/04_hopfield.ipynb #1580910f
-#| code-fold: true
 def energy(
     state: torch.Tensor,
     patterns: torch.Tensor,
@@ -110,7 +108,7 @@ def _step(state, patterns, kind: str, beta: float, degree: int, gain: float):
     output = weights @ patterns  # (…, m, d)
     return output if gain == 1 else state + gain * (output - state)
 
-
+# %% ../nbs/04_hopfield.ipynb #d6b895e8
 def update(
     state: torch.Tensor,
     patterns: torch.Tensor,
@@ -142,7 +140,7 @@ def update(
     """
     return retrieve(state, patterns, 1, kind, beta, degree, gain=gain)
 
-
+# %% ../nbs/04_hopfield.ipynb #b99ddf1d
 def retrieve(
     state: torch.Tensor,
     patterns: torch.Tensor,
@@ -215,7 +213,6 @@ def _check_bits(kind: str, degree: int, steps: int) -> None:
     check(kind=(kind, known), degree=(degree, _DEGREE), steps=(steps, COUNT))
 
 # %% ../nbs/04_hopfield.ipynb #44251e85
-#| code-fold: true
 def recall_bits(
     state: torch.Tensor,
     patterns: torch.Tensor,
@@ -259,7 +256,6 @@ def recall_bits(
     return state
 
 # %% ../nbs/04_hopfield.ipynb #286b690b
-#| code-fold: true
 class CapacityCurve(NamedTuple):
     """Recall errors: ``counts`` (k,), the numbers of stored patterns; ``wrong_bits``
     and ``wrong_patterns`` (k, repetitions), the shares of bits that are recalled
@@ -269,14 +265,16 @@ class CapacityCurve(NamedTuple):
     wrong_bits: torch.Tensor
     wrong_patterns: torch.Tensor
 
-
+# %% ../nbs/04_hopfield.ipynb #df552dc0
+#| code-fold: true
 def _noisy(patterns, corruption: float, generator) -> torch.Tensor:
     """The patterns with the same number of randomly chosen bits of each flipped."""
     order = torch.rand(patterns.shape, generator=generator).argsort(-1)
     flipped = order < round(corruption * patterns.shape[-1])
     return torch.where(flipped, -patterns, patterns)
 
-
+# %% ../nbs/04_hopfield.ipynb #78ee0818
+#| code-fold: true
 def capacity_curve(
     d: int,
     counts: Sequence[int],

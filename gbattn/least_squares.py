@@ -35,9 +35,8 @@ from .ground.packages import check_packages
 from .ground.tensors import check_mask
 
 # %% ../nbs/01_least_squares.ipynb #c424b47f
+#| code-fold: true
 MODES = ("accurate", "fast")
-
-
 _RCOND = optional(number("a number from 0 up to 1", lambda x: 0 <= x < 1))
 
 
@@ -56,7 +55,7 @@ def _check_regression(**tensors: torch.Tensor) -> dict[str, int]:
         require(not half, name, f"dtype {dtype}", want)
     return check_tensors(finite=True, **tensors)
 
-
+# %% ../nbs/01_least_squares.ipynb #827dc94e
 def full_precision(X: torch.Tensor):
     """The context in which autocast leaves the precision of X alone."""
     kind = X.device.type
@@ -64,7 +63,8 @@ def full_precision(X: torch.Tensor):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
 
-
+# %% ../nbs/01_least_squares.ipynb #6017efd6
+#| code-fold: true
 def _outside_the_library() -> int:
     """The stack level, for warnings, of the first caller outside the library."""
     level, frame = 1, sys._getframe(1)
@@ -95,14 +95,15 @@ def _spectrum_of_gram(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     eigenvalues, U = torch.linalg.eigh(gram)
     return eigenvalues.clamp_min(0).sqrt().flip(-1), U.flip(-1)
 
-
+# %% ../nbs/01_least_squares.ipynb #6bbdcfed
 def triangular_factor(A: torch.Tensor) -> torch.Tensor:
     """The R of A = QR, differentiable where A requires a gradient."""
     wants_gradient = torch.is_grad_enabled() and A.requires_grad
     # Only the form with Q has a derivative.
     return torch.linalg.qr(A, mode="reduced" if wants_gradient else "r").R
 
-
+# %% ../nbs/01_least_squares.ipynb #3e650f4c
+#| code-fold: true
 def _inverse_lengths(
     singular: torch.Tensor, n: int, ridge: float, rcond: float | None, mode: str
 ) -> torch.Tensor:
@@ -124,7 +125,6 @@ def _inverse_lengths(
     return torch.where(in_use, 1 / length.where(in_use, 1), 0)
 
 # %% ../nbs/01_least_squares.ipynb #12015aac
-#| code-fold: true
 def whiten(
     X: torch.Tensor,
     rcond: float | None = None,
@@ -208,6 +208,7 @@ def hat_matrix(
         return Z @ Z.mT
 
 # %% ../nbs/01_least_squares.ipynb #b98b1784
+#| code-fold: true
 def _check_attention(
     q, k, v, causal: bool, mask: torch.Tensor | None
 ) -> tuple[int, int]:
@@ -251,7 +252,6 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     return torch.cat(outputs, dim=-2)
 
 # %% ../nbs/01_least_squares.ipynb #e92aedb4
-#| code-fold: true
 def linear_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -306,6 +306,7 @@ def linear_attention(
         return (q @ (k.mT @ v)).to(dtype)
 
 # %% ../nbs/01_least_squares.ipynb #92638e0e
+#| code-fold: true
 def _check_intercept_and_weights(
     intercept: bool, weights: torch.Tensor | None
 ) -> None:
@@ -318,7 +319,6 @@ def _check_intercept_and_weights(
         require(positive, "weights", "zeros only", "a positive entry")
 
 # %% ../nbs/01_least_squares.ipynb #4db7949a
-#| code-fold: true
 class Fit(NamedTuple):
     """A least-squares fit: prediction = (X_query − x_mean) L M + y_mean.
 
@@ -353,7 +353,8 @@ class Fit(NamedTuple):
         with full_precision(X_query):
             return (X_query - self.x_mean) @ self.coefficients + self.y_mean
 
-
+# %% ../nbs/01_least_squares.ipynb #821c1f26
+#| code-fold: true
 def _blocks(
     X, Y, weights, means, rows: int = 8192
 ) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -387,7 +388,8 @@ def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
         missed = missed + xw @ (y - x @ coefficients)
     return missed
 
-
+# %% ../nbs/01_least_squares.ipynb #7784f79d
+#| code-fold: true
 class _Once(torch.autograd.Function):
     """The identity, with an error in place of a second derivative: for a solution that
     enters as a constant, only the first derivatives are right."""
@@ -427,7 +429,8 @@ def _squares_fit(gram, cross) -> bool:
     sizes = [x.abs().amax((-2, -1)) for x in (gram, cross)]
     return all(bool(((low < size) & (size < high)).all()) for size in sizes)
 
-
+# %% ../nbs/01_least_squares.ipynb #5639c449
+#| code-fold: true
 def _read_fast(X, Y, weights, means, ridge, rcond):
     """L and M from XᵀX, which is scaled only where its squares need it: that takes
     two more passes."""
@@ -460,7 +463,6 @@ def _read_accurately(X, Y, weights, means, ridge, rcond):
     return Ut.mT * inverse[..., None, :], inverse[..., None] * cross
 
 # %% ../nbs/01_least_squares.ipynb #f4c5b0a0
-#| code-fold: true
 def least_squares(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -764,7 +766,8 @@ def _estimator() -> type:
     LeastSquares.__qualname__ = "LeastSquares"  # of the module, for pickle
     return LeastSquares
 
-
+# %% ../nbs/01_least_squares.ipynb #aa172cdb
+#| code-fold: true
 def __getattr__(name: str):
     if name != "LeastSquares":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

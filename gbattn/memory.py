@@ -27,6 +27,7 @@ from gbattn.ground.arguments import (
 from .least_squares import full_precision, least_squares, triangular_factor
 
 # %% ../nbs/02_memory.ipynb #52c8cd8b
+#| code-fold: true
 RULES = ("hebb", "delta", "recursive_least_squares")
 
 # %% ../nbs/02_memory.ipynb #6e3c5911
@@ -45,7 +46,8 @@ def _delta(memory, k, v, q, diagonal, rate):
     u = torch.linalg.solve_triangular(system, step, upper=False, unitriangular=True)
     return _hebb(memory, k, u, q, diagonal, rate)
 
-
+# %% ../nbs/02_memory.ipynb #e6e371ee
+#| code-fold: true
 def _solve(triangle, k, v, q, diagonal, rate):
     """Solve: recursive least squares. The memory is the triangle [R z] of [K V]."""
     K, outputs = k.shape[-1], None
@@ -77,7 +79,8 @@ def _solve(triangle, k, v, q, diagonal, rate):
         outputs = torch.linalg.solve_triangular(R, q, upper=True, left=False) @ z
     return after, outputs
 
-
+# %% ../nbs/02_memory.ipynb #5d63f16a
+#| code-fold: true
 def _bounded_below(triangle, scale: float):
     """The triangle with the diagonal entries of R made large enough that solving with
     it cannot overflow."""
@@ -90,7 +93,8 @@ def _bounded_below(triangle, scale: float):
     width = triangle.shape[-1] - K
     return triangle + nn.functional.pad(lift.diag_embed(), (0, width))
 
-
+# %% ../nbs/02_memory.ipynb #ac389a5e
+#| code-fold: true
 class FastWeights:
     """A fast memory: keys and values are written in order, queries read it.
 
@@ -268,7 +272,6 @@ class FastWeights:
         return outputs
 
 # %% ../nbs/02_memory.ipynb #b8dfe814
-#| code-fold: true
 def ridge_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -389,7 +392,6 @@ def descend(
     return torch.stack(predictions)
 
 # %% ../nbs/02_memory.ipynb #879ee4e1
-#| code-fold: true
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -428,7 +430,8 @@ def running_softmax(
     outputs = outputs.masked_fill(empty[..., None], 0)
     return outputs, log_sums.masked_fill(empty, -math.inf)
 
-
+# %% ../nbs/02_memory.ipynb #2493ea85
+#| code-fold: true
 def _running_softmax(scores, v, chunk: int = 16):
     S = scores.shape[-1]
     if S <= chunk:

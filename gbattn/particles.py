@@ -25,7 +25,6 @@ from gbattn.ground.arguments import (
 from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/27_particles.ipynb #44f59a74
-#| code-fold: true
 def simplex_tokens(
     n: int,
     d: int,
@@ -82,7 +81,7 @@ def mean_overlap(x: torch.Tensor) -> torch.Tensor:
     check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
     return x.mean(-2).square().sum(-1)
 
-
+# %% ../nbs/27_particles.ipynb #e26bc1c0
 def overlap_drift(
     overlaps: torch.Tensor, smoothed: torch.Tensor, d: int
 ) -> torch.Tensor:
@@ -118,7 +117,6 @@ def overlap_drift(
     return (gain - (d - 1) / 2 * overlaps * both) / d
 
 # %% ../nbs/27_particles.ipynb #09e74480
-#| code-fold: true
 def random_projection(
     x: torch.Tensor, generator: torch.Generator | None = None
 ) -> torch.Tensor:
@@ -153,7 +151,7 @@ def random_projection(
         shape, generator=generator, dtype=x.dtype, device=x.device
     )
 
-
+# %% ../nbs/27_particles.ipynb #2006048a
 def random_attention(
     x: torch.Tensor,
     score_sd: float,
@@ -187,7 +185,8 @@ def random_attention(
     q, k = random_projection(x, generator), random_projection(x, generator)
     return (score_sd / d**0.5 * q @ k.mT).softmax(-1)
 
-
+# %% ../nbs/27_particles.ipynb #58b3c888
+#| code-fold: true
 class RandomHeads:
     """A layer of fresh random heads: each call draws its own.
 
@@ -254,7 +253,7 @@ class RandomHeads:
         F = self.attend(x)
         return F + self.attend(x - F) if self.rounds == "boosted" else F
 
-
+# %% ../nbs/27_particles.ipynb #7313f554
 def evolve(
     x: torch.Tensor,
     update: Callable[[torch.Tensor], torch.Tensor],
@@ -309,7 +308,6 @@ def evolve(
     return states(normalize(x, dim=-1))
 
 # %% ../nbs/27_particles.ipynb #446f40e2
-#| code-fold: true
 def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
     """Return the rate (1 − γ) (γ (1 − f) + c) at which a common overlap γ moves, for
     d → ∞.

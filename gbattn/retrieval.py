@@ -71,7 +71,6 @@ def induction_targets(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return counts / counts.sum(-1, keepdim=True).clamp(min=1)
 
 # %% ../nbs/09_retrieval.ipynb #5bee0bd9
-#| code-fold: true
 def encode(
     tokens: torch.Tensor, vocab_size: int, length: int, *, kv_from: str = "residual"
 ) -> torch.Tensor:
@@ -166,7 +165,7 @@ def _set_pointer(layer: GradientBoostedAttention, V: int, n: int, beta: float):
         _write(layer.out, 0, 4 * torch.eye(V))
         _write(layer.out, 0, -4 * torch.eye(V), copy)
 
-
+# %% ../nbs/09_retrieval.ipynb #36491498
 def induction_layer(
     vocab_size: int,
     length: int,
@@ -221,7 +220,6 @@ def induction_layer(
     return layer
 
 # %% ../nbs/09_retrieval.ipynb #5d2e8b31
-#| code-fold: true
 def recall_batch(
     batch: int,
     pairs: int,
@@ -269,7 +267,6 @@ def recall_batch(
     return tokens, known
 
 # %% ../nbs/09_retrieval.ipynb #8051be64
-#| code-fold: true
 def train_together(
     models: Sequence[nn.Module],
     draw: Callable[[], tuple[torch.Tensor, ...]],
@@ -359,7 +356,7 @@ _TOKEN = (
     'font:inherit;font-family:monospace">{token}</button>'
 )
 
-
+# %% ../nbs/09_retrieval.ipynb #ba660d0d
 def attention_view(
     tokens: Sequence[str], rounds: dict[str, torch.Tensor], *, at: int = -1
 ) -> str:

@@ -51,7 +51,8 @@ def _below_mean(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """How far each b lies below its row's mean under the weights, E_α[b_i] − b_ij."""
     return (weights * b).sum(-1, keepdim=True) - b
 
-
+# %% ../nbs/20_routing.ipynb #bdeda0d0
+#| code-fold: true
 class RoutingRound(NamedTuple):
     """What a loss wants of one round of a layer: the terms of the routing law, and the
     two gradients that the law predicts, found by automatic differentiation.
@@ -138,7 +139,6 @@ def _with_zeros(A: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return merge_heads(alpha @ (v + value).to(A.dtype)), score, value
 
 # %% ../nbs/20_routing.ipynb #78225c4d
-#| code-fold: true
 def routing(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor]
 ) -> list[RoutingRound]:

@@ -41,6 +41,7 @@ from .ground.tensors import FLOATING, check_tensor, eval_mode
 from .ground.terminal import with_progress
 
 # %% ../nbs/12_signal.ipynb #0d808e58
+#| code-fold: true
 def _numbers(name: str, value, want: str, good) -> np.ndarray:
     """The values as float64, if they are numbers and `good` is true of them."""
     try:
@@ -131,7 +132,6 @@ def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     return 1 / (math.sqrt(2) * k), weights / weights.sum()
 
 # %% ../nbs/12_signal.ipynb #e907ac97
-#| code-fold: true
 class Kernels(NamedTuple):
     """The moments of two tokens of size q and overlap p after a normaliser or
     activation f.
@@ -145,7 +145,8 @@ class Kernels(NamedTuple):
     slope_q: np.ndarray
     slope_p: np.ndarray
 
-
+# %% ../nbs/12_signal.ipynb #73e32ead
+#| code-fold: true
 def _inside(p, q):
     """An overlap that rounding may have carried past the size."""
     return np.minimum(np.maximum(p, -q), q)
@@ -179,7 +180,8 @@ class _Erfs:
         # Not by @: under Apple's Accelerate it raises flags over finite numbers.
         return np.einsum("...i,i->...", pairs, self.weights)
 
-
+# %% ../nbs/12_signal.ipynb #e12fbdd3
+#| code-fold: true
 class _UnitSize:
     """LayerNorm and RMSNorm at large width: all tokens have mean square 1."""
 
@@ -197,7 +199,7 @@ _KERNELS = {
     "dyt": lambda alpha: _Erfs(alpha, *tanh_mixture()),
 }
 
-
+# %% ../nbs/12_signal.ipynb #1f32a0d3
 def normalizer_kernels(normalizer: str, q, p, *, alpha=0.5) -> Kernels:
     """Return size and overlap of tokens after a normaliser, and the same moments of
     its derivative.
@@ -277,7 +279,6 @@ class Sigmas(NamedTuple):
 VIT_B = Sigmas.of_std(0.02, 768, 3072)
 
 # %% ../nbs/12_signal.ipynb #1d0ef55d
-#| code-fold: true
 def attention_gain(
     sigmas: Sigmas,
     attention: str = "multi_head",
@@ -328,6 +329,7 @@ def attention_gain(
         return float(o * known[kv_from]())
 
 # %% ../nbs/12_signal.ipynb #97b28af3
+#| code-fold: true
 def _check_sigmas(sigmas: Sigmas) -> None:
     check(sigmas=(sigmas, instance(Sigmas, "a gbattn.signal.Sigmas")))
     # The fourth power must fit into float64.
@@ -349,7 +351,6 @@ def _check_start(q0, p0, n, every_term: bool) -> None:
     _numbers("p0", p0, want, lambda p: (p <= q0) & (p >= low))
 
 # %% ../nbs/12_signal.ipynb #69a79479
-#| code-fold: true
 class Propagation(NamedTuple):
     """The theory's prediction at every depth l = 0, …, L, the first axis of each array.
 
@@ -368,7 +369,8 @@ class Propagation(NamedTuple):
     backward_J: np.ndarray | None
     backward_K: np.ndarray | None
 
-
+# %% ../nbs/12_signal.ipynb #0968806f
+#| code-fold: true
 def recursion(
     depth: int,
     *,
@@ -487,7 +489,6 @@ def _norms(way, own, cross, grow_J, grow_K, share, others):
     return J, K
 
 # %% ../nbs/12_signal.ipynb #79fcd35b
-#| code-fold: true
 def equiangular_tokens(
     n: int,
     d: int,
@@ -621,6 +622,7 @@ def initialize(
     return blocks
 
 # %% ../nbs/12_signal.ipynb #c27cb0ba
+#| code-fold: true
 def _stack(blocks) -> Sequence[nn.Module]:
     want = "a non-empty nn.ModuleList, nn.Sequential, list or tuple of modules"
     kind = isinstance(blocks, nn.ModuleList | nn.Sequential | list | tuple)
@@ -658,7 +660,8 @@ def _step(h: torch.Tensor, block: nn.Module, l: int, causal: bool) -> torch.Tens
     require(finite, "blocks", got, "finite numbers")
     return after
 
-
+# %% ../nbs/12_signal.ipynb #4ed38f04
+#| code-fold: true
 def _check_derivative(derivative: torch.Tensor | None, l: int) -> torch.Tensor:
     got = f"block {l}, through which no derivative flows"
     require(derivative is not None, "blocks", got, "differentiable blocks")
@@ -676,7 +679,6 @@ def _size_and_overlap(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return square.mean(-1) / (n * d), cross.mean(-1) / (n * (n - 1) * d)
 
 # %% ../nbs/12_signal.ipynb #16aeb3d0
-#| code-fold: true
 class Measurement(NamedTuple):
     """Measurements of one stack at every depth l = 0, …, L; float64 tensors (L + 1,).
 
@@ -691,7 +693,8 @@ class Measurement(NamedTuple):
     K: torch.Tensor
     error: torch.Tensor
 
-
+# %% ../nbs/12_signal.ipynb #7a8a43a8
+#| code-fold: true
 def _collect(states, probes) -> Measurement:
     """Means over the draws of the pairs (size, overlap) at each depth."""
     q, p = (torch.stack(values).cpu().double() for values in zip(*states))
@@ -702,7 +705,7 @@ def _collect(states, probes) -> Measurement:
         error = J.std(1) / math.sqrt(draws)
     return Measurement(q, p, J.mean(1), K.mean(1), error)
 
-
+# %% ../nbs/12_signal.ipynb #e6fd64ba
 @torch.inference_mode(False)
 def measure(
     blocks: Sequence[nn.Module],
@@ -903,7 +906,6 @@ def power_law_exponent(
     return half / (half + ov)
 
 # %% ../nbs/12_signal.ipynb #ff61bf90
-#| code-fold: true
 class Stretched(NamedTuple):
     """The limit of large depth with DyT or Derf: ``correlation`` c of two tokens,
     ``overlap`` p of the normalised tokens, ``growth`` of q per block, and ``length``
@@ -914,7 +916,7 @@ class Stretched(NamedTuple):
     growth: float
     length: float
 
-
+# %% ../nbs/12_signal.ipynb #23a9e449
 def stretched_exponential(
     alpha: float,
     sigmas: Sigmas,

@@ -132,7 +132,7 @@ class _Plan(torch.autograd.Function):
         u = (in_rows - (P @ w[..., None])[..., 0]) / rows
         return P * (G - u[..., None] - w[..., None, :]), None, None
 
-
+# %% ../nbs/24_sinkhorn.ipynb #36f6bde5
 def sinkhorn_weights(
     scores: torch.Tensor,
     *,

@@ -26,6 +26,7 @@ from gbattn.ground.arguments import (
 from .ground.tensors import check_mask
 
 # %% ../nbs/03_smoothers.ipynb #5e7b3f88
+#| code-fold: true
 def _positive(name: str, value, divided: torch.Tensor):
     """A positive number, or a tensor of them in the dtype of the tensor it divides,
     with dimensions appended for it; what that dtype would round to zero becomes its
@@ -44,7 +45,6 @@ def _positive(name: str, value, divided: torch.Tensor):
     return value.to(divided.dtype).clamp_min(tiny)
 
 # %% ../nbs/03_smoothers.ipynb #1a02429e
-#| code-fold: true
 def softmax_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -108,7 +108,7 @@ def _straightened(
     lean = torch.einsum("...tsd,...td->...ts", away - m[..., None, :], tilt[..., 0])
     return weights * (1 - lean)
 
-
+# %% ../nbs/03_smoothers.ipynb #5dde10ac
 def kernel_smoother(
     X: torch.Tensor,
     bandwidth: float | torch.Tensor,
@@ -191,7 +191,6 @@ def degrees_of_freedom(smoother: torch.Tensor, kind: str = "trace") -> torch.Ten
     return kinds[kind]
 
 # %% ../nbs/03_smoothers.ipynb #39d941ad
-#| code-fold: true
 class BiasVariance(NamedTuple):
     """Bias and variance of a linear smoother, row by row, for a known truth.
 
@@ -219,7 +218,7 @@ def check_rows(smoother: torch.Tensor, **columns: torch.Tensor) -> None:
     extra = smoother.ndim - max(2, *(getattr(c, "ndim", 0) for c in columns.values()))
     check_tensors(smoother=smoother[(0,) * max(extra, 0)], **columns)
 
-
+# %% ../nbs/03_smoothers.ipynb #f8b7aa8e
 def bias_variance(
     smoother: torch.Tensor, truth: torch.Tensor, noise: float
 ) -> BiasVariance:
@@ -250,7 +249,6 @@ def bias_variance(
     return BiasVariance(smoother @ truth - truth, variance)
 
 # %% ../nbs/03_smoothers.ipynb #94e55c74
-#| code-fold: true
 def sinkhorn(
     smoother: torch.Tensor,
     *,

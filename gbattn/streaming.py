@@ -12,7 +12,6 @@ from .ground.arguments import COUNT, check, number, require
 from .ground.tensors import FLOATING, check_tensor
 
 # %% ../nbs/25_streaming.ipynb #c6d955e9
-#| code-fold: true
 def gains_from_scores(scores: torch.Tensor) -> torch.Tensor:
     """Return the gains aₙ = exp(sₙ) / Σ_{i≤n} exp(sᵢ) of softmax attention over a
     stream.
@@ -36,11 +35,12 @@ def gains_from_scores(scores: torch.Tensor) -> torch.Tensor:
     require(finite, "scores", _range(scores), "finite numbers")
     return (scores - scores.logcumsumexp(-1)).exp()
 
-
+# %% ../nbs/25_streaming.ipynb #53db9f19
+#| code-fold: true
 def _range(x: torch.Tensor) -> str:
     return f"{x.min():g} to {x.max():g}" if x.numel() else "none"
 
-
+# %% ../nbs/25_streaming.ipynb #65e451cf
 def scores_from_gains(gains: torch.Tensor) -> torch.Tensor:
     """Return the scores whose softmax attention has these gains; the first is 0.
 
@@ -91,7 +91,6 @@ def noise_left(scores: torch.Tensor) -> torch.Tensor:
     return ((2 * scores).logcumsumexp(-1) - 2 * scores.logcumsumexp(-1)).exp()
 
 # %% ../nbs/25_streaming.ipynb #1dd3ae0d
-#| code-fold: true
 def urn(
     gains: torch.Tensor,
     runs: int,

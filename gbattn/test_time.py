@@ -35,7 +35,6 @@ from .layers import Round, Trace, check_tokens, make_projection, register
 from .least_squares import full_precision
 
 # %% ../nbs/22_test_time.ipynb #9f9b694d
-#| code-fold: true
 def shift_in_chunks(x: torch.Tensor, offset: int, *, chunk: int) -> torch.Tensor:
     """Return, for each token, the token `offset` places later; zeros where that one is
     not in the same chunk.
@@ -82,7 +81,7 @@ def _split(x: torch.Tensor, chunk: int) -> torch.Tensor:
     T = x.shape[-2]
     return nnf.pad(x, (0, 0, 0, -T % chunk)).unflatten(-2, (-1, chunk))
 
-
+# %% ../nbs/22_test_time.ipynb #380aa1f3
 def read_chunks(
     z: torch.Tensor,
     values: torch.Tensor,
@@ -146,7 +145,7 @@ def _boosted(z, r, rate: float, rounds: int):
         total = total + r
     return rate * total
 
-
+# %% ../nbs/22_test_time.ipynb #38d3d67f
 def chunk_writes(
     z: torch.Tensor,
     targets: torch.Tensor,

@@ -38,7 +38,6 @@ from .language_model import LanguageModel
 from .training import RateGroup, TrainConfig, learning_rate
 
 # %% ../nbs/21_timing.ipynb #5d476811
-#| code-fold: true
 class ScoreDrift(NamedTuple):
     """How far scores have moved, and the bound of chapter 21, each (…) for heads."""
 
@@ -48,7 +47,7 @@ class ScoreDrift(NamedTuple):
     lambda_k: torch.Tensor
     energy: torch.Tensor  # ‖X'‖²/√K
 
-
+# %% ../nbs/21_timing.ipynb #b9d94f9c
 def score_drift_bound(
     x: tuple[torch.Tensor, torch.Tensor],
     w_q: tuple[torch.Tensor, torch.Tensor],
@@ -99,7 +98,6 @@ def score_drift_bound(
     return ScoreDrift(norm(after - before), bound, lambda_q, lambda_k, energy)
 
 # %% ../nbs/21_timing.ipynb #a7a5afb3
-#| code-fold: true
 def normalised_entropy(weights: torch.Tensor) -> torch.Tensor:
     """Return the entropy of each row of causal attention, (B, H, T, S) with S = T, over
     its largest possible value, ln(i + 1) for row i: (B, T − 1, H), without row 0.
@@ -128,7 +126,6 @@ def crossing(steps: list[int], values: list[float], level: float) -> float:
     return float(steps[-1])
 
 # %% ../nbs/21_timing.ipynb #cd484788
-#| code-fold: true
 def linear_cka(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the linear centred kernel alignment of two representations of the same
     tokens, (N, D) and (N, E): 1 where one is a rotation and rescaling of the other.
@@ -163,7 +160,7 @@ def _uniform(layer, inputs):
     finally:
         del layer.query_heads
 
-
+# %% ../nbs/21_timing.ipynb #9ec29859
 @torch.no_grad()
 def causal_reliance(model: LanguageModel, batch: Batch) -> list[float]:
     """Return, for each layer, by how much the loss rises (nats) when its attention is
@@ -208,7 +205,8 @@ def _streams(model: LanguageModel):
         for handle in handles:
             handle.remove()
 
-
+# %% ../nbs/21_timing.ipynb #ffd7614d
+#| code-fold: true
 class MaturityRule:
     """A multiplier that returns to 1 when the features that the upper half reads have
     settled.
@@ -309,7 +307,8 @@ def _heads_of(weight: torch.Tensor, bias: torch.Tensor | None, heads: int):
     whole = torch.cat([rows, column.to(rows)[:, None]], 1)
     return whole.unflatten(0, (heads, -1)).mT
 
-
+# %% ../nbs/21_timing.ipynb #5f9b438a
+#| code-fold: true
 class Specialisation:
     """Measures, during training, how far attention has specialised.
 
@@ -460,7 +459,6 @@ def schedule_multiplier(
     return multiplier + (1 - multiplier) * (max(past, 0) / way if way else 0)
 
 # %% ../nbs/21_timing.ipynb #4cb4e162
-#| code-fold: true
 @dataclass(frozen=True)
 class HoldAndRamp:
     """`schedule_multiplier` as the multiplier of a `gbattn.training.RateGroup`.
@@ -492,7 +490,7 @@ class HoldAndRamp:
 #| code-fold: true
 _PROJECTIONS = ("query", "key", "value", "out")
 
-
+# %% ../nbs/21_timing.ipynb #b95f810b
 def slowed(
     model: LanguageModel,
     layers: str = "upper",
@@ -535,7 +533,6 @@ def slowed(
     )
 
 # %% ../nbs/21_timing.ipynb #5cf8232c
-#| code-fold: true
 def removed_budget(
     config: TrainConfig,
     multiplier: Callable[[nn.Module | None, int, int], float],

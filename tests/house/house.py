@@ -20,7 +20,7 @@ from typing import NamedTuple
 import nbformat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
-from nbdev_pages import split_cell, tags_of, test_flags
+from nbdev_pages import split_cell, tags_of, test_flags, with_short_docstrings
 
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
 RESULTS = "18_perplexity.ipynb"  # shows what the records say; what its tables are made with is in nbs/support
@@ -356,11 +356,13 @@ def chapters_are_short(root):
 
 
 def cells_on_a_page_are_short(root):
-    """Lines of code, without the directives of nbdev; a hidden or folded cell may have any number."""
+    """Lines of code, without the directives of nbdev and what the page leaves out of docstrings; a hidden or folded cell
+    may have any number."""
     found = []
     for path in filter(is_chapter, notebooks(root)):
         for cell in (cell for cell in cells_of(path) if cell.kind == "code"):
             head, body = split_cell(cell.source)
+            body = with_short_docstrings(body) if "export" in head else body
             lines = len(body.strip().splitlines())
             if lines > MOST_LINES and not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head)):
                 found.append(
