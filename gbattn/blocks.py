@@ -427,7 +427,7 @@ class Block(nn.Module):
         want = "None: a block attends to its own tokens"
         require(call.context is None, "context", "a context", want)
         own = isinstance(self.attention, AttentionLayer)
-        run = attention if own else lambda z, call: attention(z, **call.given)
+        run = attention if own else lambda z, call: attention(z, **call.keywords)
         drop = lambda f: nnf.dropout(f, self.dropout) if self.training else f
         x = self.place(x, lambda z: drop(run(z, call)), self.attention_norm)
         if self.ffn is None:

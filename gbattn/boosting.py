@@ -314,411 +314,436 @@ _RULES: dict[str, Rule] = {
     "tol": NOT_NEGATIVE,
 }
 
-# %% ../nbs/05_boosting.ipynb #75bf02f7
+# %% ../nbs/05_boosting.ipynb #d52d7d7a
+#| code-fold: true
+def _learners(machine, rng):
+    """Unfitted base learners, without end."""
+    from sklearn.base import clone
+    from sklearn.tree import DecisionTreeRegressor
+
+    base = machine.base_learner
+    if base is None:
+        base = DecisionTreeRegressor(max_depth=3)
+    if not hasattr(base, "fit"):
+        while True:
+            yield _Smoothing(base)
+    draws = [
+        name
+        for name, value in base.get_params().items()
+        if name.split("__")[-1] == "random_state" and value is None
+    ]
+    while True:
+        # A learner within the learner gets a seed: a fit that clones it would
+        # clone a generator, too, and not advance this one.
+        seeds = {
+            name: rng if name == "random_state" else rng.randint(2**31 - 1)
+            for name in draws
+        }
+        learner = clone(base)
+        yield learner.set_params(**seeds) if seeds else learner
+
+# %% ../nbs/05_boosting.ipynb #f9b3b84b
+#| code-fold: true
+def _weighed(machine, X, y, sample_weight, loss):
+    """The rows of positive weight, and their weights if any were given."""
+    from sklearn.utils.validation import _check_sample_weight, has_fit_parameter
+
+    check_fields(machine, _RULES)
+    if sample_weight is None:
+        return X, y, None
+    w = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    most = np.finfo(w.dtype).max / len(w)
+    fits = bool(w.min() >= 0 and 0 < w.max() < most)
+    want = "entries that are not negative, with a positive, finite sum"
+    got = f"entries from {w.min():.3g} to {w.max():.3g}"
+    require(fits, "sample_weight", got, want)
+    base, name = machine.base_learner, type(machine.base_learner).__name__
+    fits = base is None or (
+        hasattr(base, "fit") and has_fit_parameter(base, "sample_weight")
+    )
+    want = "None, or a base_learner whose fit takes sample_weight"
+    require(fits, "sample_weight", f"weights with a {name}", want)
+    for method in (loss.start, loss.leaf, loss.at):
+        fits = "weights" in signature(method).parameters
+        got = f"weights with a {type(loss).__name__}"
+        want = f"None, or a loss whose {method.__name__} takes weights"
+        require(fits, "sample_weight", got, want)
+    here = w > 0
+    return X[here], y[here], w[here]
+
+# %% ../nbs/05_boosting.ipynb #3ed9f0bb
+#| code-fold: true
+def _search(machine, loss, learner, X, y, F, rows, of):
+    """The factor ρ of one round; for a tree, each leaf is set to its own."""
+    how = machine.line_search
+    settings = getattr(learner, "get_params", dict)()
+    constrained = any(
+        name.split("__")[-1] == "monotonic_cst" and value is not None
+        for name, value in settings.items()
+    )
+    searchable = hasattr(learner, "tree_") and not constrained
+    if how == "auto":
+        how = "leaf" if searchable else "global"
+    got = f"'leaf' with a {type(learner).__name__}"
+    got += " that has monotonic_cst" if constrained else ""
+    want = "'leaf' with a tree without monotonic_cst, or another line search"
+    require(how != "leaf" or searchable, "line_search", got, want)
+    # A tree of least squares has the best constants in its leaves.
+    criterion = getattr(learner, "criterion", "")
+    squared = criterion in ("squared_error", "friedman_mse")
+    if how == "leaf" and not (squared and type(loss) is SquaredError):
+        leaves = learner.apply(X)
+        constants = learner.tree_.value[:, 0, 0]
+        for leaf in np.unique(leaves[rows]):
+            here = torch.from_numpy(rows[leaves[rows] == leaf])
+            constants[leaf] = loss.leaf(y[here], F[here], *of(here))
+    elif how == "global":
+        h = torch.as_tensor(_predictions(learner, X[rows]))
+        step = line_search(loss, y[rows], F[rows], h, *of(rows)).item()
+        return max(step, 0.0) if constrained else step
+    return 1.0
+
+# %% ../nbs/05_boosting.ipynb #16a584ea
+#| code-fold: true
+def _held_out(machine, X, y, loss, w, stratify):
+    """The rows to fit and the rows to watch, X, y and weights of each; the latter are
+    None unless `n_iter_no_change` asks for them."""
+    from sklearn.model_selection import train_test_split
+
+    as_tensor = lambda x: None if x is None else torch.tensor(x)
+    if machine.n_iter_no_change is None:
+        return (X, torch.tensor(y), as_tensor(w)), None
+    loss.check(torch.tensor(y))  # of the rows held out, too
+    arrays = (X, y) if w is None else (X, y, w)
+    options = dict(random_state=machine.random_state, stratify=stratify)
+    options |= dict(test_size=machine.validation_fraction)
+    X, X_val, y, y_val, *parts = train_test_split(*arrays, **options)
+    w, w_val = map(torch.tensor, parts) if parts else (None, None)
+    return (X, torch.tensor(y), w), (X_val, torch.tensor(y_val), w_val)
+
+# %% ../nbs/05_boosting.ipynb #efbee988
+class _Machine:
+    """The rounds of both estimators."""
+
+    def _boost(self, X, y, loss, w, stratify=None):
+        """Fit: each round a learner fits the negative gradient of the rows drawn."""
+        from sklearn.utils import check_random_state
+
+        rng, X = check_random_state(self.random_state), np.ascontiguousarray(X)
+        (X, y, w), watched = _held_out(self, X, y, loss, w, stratify)
+        of = lambda rows=slice(None): () if w is None else (w[rows],)
+        loss.check(y)
+        self.init_ = 0.0 if self.init == "zero" else loss.start(y, *of()).item()
+        self.estimators_, self.steps_, scores, held = [], [], [], []
+        F, rows, sample = torch.full_like(y, self.init_), np.arange(len(y)), X
+        F_val = None if watched is None else torch.full_like(watched[1], self.init_)
+        for learner in islice(_learners(self, rng), self.n_estimators):
+            if self.subsample < 1:
+                size = max(1, int(self.subsample * len(y)))
+                rows = np.sort(rng.choice(len(y), size, replace=False))
+                sample = X[rows]
+            loss = loss.at(y, F, *of())
+            r = loss.negative_gradient(y, F).numpy()
+            weight = [("sample_weight", a.numpy()) for a in of(rows)]
+            learner.fit(sample, r[rows], **dict(weight))
+            factor = _search(self, loss, learner, X, y, F, rows, of)
+            step = self.learning_rate * factor
+            F = F + step * torch.as_tensor(_predictions(learner, X))
+            self.estimators_.append(learner)
+            self.steps_.append(step)
+            scores.append(_mean(loss.value(y, F), w).item())
+            if watched is not None:
+                h = torch.as_tensor(_predictions(learner, watched[0]))
+                F_val = F_val + step * h
+                held.append(_mean(loss.value(watched[1], F_val), watched[2]).item())
+                before = held[:-1][-self.n_iter_no_change :]
+                waited = len(before) == self.n_iter_no_change
+                if waited and held[-1] + self.tol >= max(before):
+                    break
+        self.n_estimators_, self._loss = len(self.estimators_), loss
+        self.steps_, self.train_score_ = np.array(self.steps_), np.array(scores)
+        if held:
+            self.validation_score_ = np.array(held)
+        return self
+
+# %% ../nbs/05_boosting.ipynb #eafd6e36
+#| code-fold: true
+def _staged(machine, X):
+    """Estimates after each round, before `Loss.response`."""
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+    check_is_fitted(machine)
+    X = validate_data(machine, X, dtype=np.float64, reset=False)
+    X = np.ascontiguousarray(X)
+    F = np.full(len(X), machine.init_)
+    for learner, step in zip(machine.estimators_, machine.steps_):
+        F = F + step * _predictions(learner, X)
+        yield F
+
+
+def _last(machine, X):
+    return deque(_staged(machine, X), maxlen=1)[0]
+
+# %% ../nbs/05_boosting.ipynb #c24f5601
+#| code-fold: true
+class _Regressor(_Machine):
+    """Friedman's gradient boosting machine, as a scikit-learn regressor.
+
+    Parameters
+    ----------
+    base_learner : object or callable, optional
+        A scikit-learn regressor, or a recipe that is called as ``recipe(X,
+        X_query=rows)`` with tensors and returns a smoother (m, n), such as
+        ``functools.partial(kernel_smoother, bandwidth=h)``. By default a
+        regression tree of depth 3.
+    loss : {"squared_error", "absolute_error", "huber", "log_loss"} or Loss
+        With ``"log_loss"`` the targets lie in [0, 1], F is in log-odds, and
+        predictions are probabilities.
+    learning_rate : float
+        The shrinkage ν.
+    n_estimators : int
+        Number of rounds, not counting the constant F₀.
+    line_search : {"auto", "leaf", "global"} or None
+        One step for the whole correction ("global", Algorithm 1 of Friedman),
+        one for each leaf of a tree ("leaf", his TreeBoost), or the step 1
+        (None). "auto" is "leaf" for trees and "global" otherwise, as also for a
+        learner with `monotonic_cst`: constants of leaves would break its order.
+        One step for all keeps it, as here it is never negative.
+    subsample : float
+        Share of the rows that is drawn for each round.
+    init : {None, "zero"}
+        F₀: the best constant for the loss, or 0.
+    alpha : float
+        Quantile of the absolute residuals at which Huber's loss turns linear.
+    n_iter_no_change : int, optional
+        Stop when the loss of held-out rows has not fallen by `tol` for this many
+        rounds. By default no row is held out.
+    validation_fraction : float
+        Share of the rows held out if `n_iter_no_change` is given.
+    tol : float
+        See `n_iter_no_change`; in units of the mean loss, which for squared error
+        is half of scikit-learn's: the matching ``tol`` there is twice as large.
+    random_state : int, numpy.random.RandomState or None
+        For subsamples, held-out rows and ties in a tree.
+
+    Attributes
+    ----------
+    estimators_ : list
+        The fitted base learners, one per round.
+    steps_ : numpy.ndarray
+        The factor ν ρ of each.
+    init_ : float
+        F₀.
+    train_score_ : numpy.ndarray
+        Mean loss of the training rows after each round; for squared error,
+        half the mean square.
+    validation_score_ : numpy.ndarray
+        The same for the held-out rows, if there are any.
+    n_estimators_ : int
+        Number of rounds; below `n_estimators` if stopped early.
+    n_features_in_ : int
+        Number of features.
+
+    Notes
+    -----
+    With trees it reproduces scikit-learn's `GradientBoostingRegressor` for squared
+    error and Huber's loss, without subsampling. With a smoother, ``init="zero"``
+    and ``line_search=None`` it is `l2_boost`. Source:
+    Definition "The gradient boosting machine" of chapter 5; Friedman (2001).
+    """
+
+    def __init__(
+        self,
+        base_learner=None,
+        *,
+        loss="squared_error",
+        learning_rate=0.1,
+        n_estimators=100,
+        line_search="auto",
+        subsample=1.0,
+        init=None,
+        alpha=0.9,
+        n_iter_no_change=None,
+        validation_fraction=0.1,
+        tol=1e-4,
+        random_state=None,
+    ):
+        self.base_learner = base_learner
+        self.loss = loss
+        self.learning_rate = learning_rate
+        self.n_estimators = n_estimators
+        self.line_search = line_search
+        self.subsample = subsample
+        self.init = init
+        self.alpha = alpha
+        self.n_iter_no_change = n_iter_no_change
+        self.validation_fraction = validation_fraction
+        self.tol = tol
+        self.random_state = random_state
+
+    def fit(self, X, y, sample_weight=None):
+        """Fit to features X and targets y; return the estimator.
+
+        Parameters
+        ----------
+        X : array-like
+            Features, shape (n_samples, n_features).
+        y : array-like
+            Targets, shape (n_samples,).
+        sample_weight : array-like, optional
+            Weight of each row, shape (n_samples,), not negative: 2 counts as two
+            such rows and 0 as none, but rows are drawn and held out whatever
+            their weight. Base learner and loss must take weights.
+        """
+        from sklearn.utils.validation import validate_data
+
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        loss = self._named_loss()
+        X, y, w = _weighed(self, X, y, sample_weight, loss)
+        return self._boost(X, y.astype(np.float64), loss, w)
+
+    def _named_loss(self):
+        if _is_loss(self.loss):
+            return self.loss
+        losses = {
+            "squared_error": SquaredError,
+            "absolute_error": AbsoluteError,
+            "huber": lambda: Huber(self.alpha),
+            "log_loss": LogLoss,
+        }
+        known, want = one_of(*losses)
+        check(loss=(self.loss, (known, f"a Loss or {want}")))
+        return losses[self.loss]()
+
+    def predict(self, X):
+        """Predict targets for features X (n_samples, n_features); return
+        (n_samples,)."""
+        F = torch.from_numpy(_last(self, X))
+        return self._loss.response(F).numpy()
+
+    def staged_predict(self, X):
+        """Yield the predictions after each round, (n_samples,) each."""
+        for F in _staged(self, X):
+            yield self._loss.response(torch.from_numpy(F)).numpy()
+
+# %% ../nbs/05_boosting.ipynb #31af0c5a
+#| code-fold: true
+class _Classifier(_Machine):
+    """Friedman's machine for two classes: `GradientBoosting` with the logistic
+    loss, as a scikit-learn classifier.
+
+    Parameters
+    ----------
+    base_learner, learning_rate, n_estimators, line_search, subsample, init
+        As in `GradientBoosting`. In a leaf, ``line_search`` takes one Newton step,
+        and the best constant is the log-odds of the classes.
+    n_iter_no_change, validation_fraction, tol, random_state
+        As in `GradientBoosting`; the rows held out are drawn class by class.
+
+    Attributes
+    ----------
+    classes_ : numpy.ndarray
+        The two labels, in the order of the probabilities.
+    estimators_, steps_, init_, train_score_, validation_score_, n_estimators_
+        As in `GradientBoosting`.
+
+    Notes
+    -----
+    With trees it reproduces scikit-learn's classifier of the same name on two
+    classes. Source: chapter 5; Friedman (2001).
+    """
+
+    def __init__(
+        self,
+        base_learner=None,
+        *,
+        learning_rate=0.1,
+        n_estimators=100,
+        line_search="auto",
+        subsample=1.0,
+        init=None,
+        n_iter_no_change=None,
+        validation_fraction=0.1,
+        tol=1e-4,
+        random_state=None,
+    ):
+        self.base_learner = base_learner
+        self.learning_rate = learning_rate
+        self.n_estimators = n_estimators
+        self.line_search = line_search
+        self.subsample = subsample
+        self.init = init
+        self.n_iter_no_change = n_iter_no_change
+        self.validation_fraction = validation_fraction
+        self.tol = tol
+        self.random_state = random_state
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def fit(self, X, y, sample_weight=None):
+        """Fit to features X (n_samples, n_features) and labels y (n_samples,) of
+        two classes, weighted as in `GradientBoosting`; return the estimator."""
+        from sklearn.utils.multiclass import (
+            check_classification_targets,
+            type_of_target,
+        )
+        from sklearn.utils.validation import validate_data
+
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y, w = _weighed(self, X, y, sample_weight, LogLoss())
+        check_classification_targets(y)
+        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        if kind != "binary":  # the sentence is scikit-learn's own
+            raise ValueError(
+                "Only binary classification is supported. The type of the target "
+                f"is {kind}."
+            )
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        got = f"{len(self.classes_)} class"
+        require(len(self.classes_) == 2, "y", got, "two classes")
+        return self._boost(X, labels.astype(np.float64), LogLoss(), w, labels)
+
+    def decision_function(self, X):
+        """Return the log-odds of the second class for features X (n_samples,
+        n_features); shape (n_samples,)."""
+        return _last(self, X)
+
+    def staged_decision_function(self, X):
+        """Yield the log-odds after each round, (n_samples,) each."""
+        yield from _staged(self, X)
+
+    def predict_proba(self, X):
+        """Return the probabilities of both classes, shape (n_samples, 2)."""
+        F = torch.from_numpy(_last(self, X))
+        return torch.stack([(-F).sigmoid(), F.sigmoid()], dim=1).numpy()
+
+    def predict(self, X):
+        """Return the more probable label for features X (n_samples,
+        n_features); shape (n_samples,)."""
+        second = _last(self, X) > 0
+        return self.classes_[second.astype(int)]
+
+    def staged_predict(self, X):
+        """Yield the labels predicted after each round, (n_samples,) each."""
+        for F in _staged(self, X):
+            yield self.classes_[(F > 0).astype(int)]
+
+# %% ../nbs/05_boosting.ipynb #3278bf7a
 #| code-fold: true
 def _estimators() -> dict[str, type]:
     """Define the estimators on first use, so that the module does not load
     scikit-learn."""
     check_packages("estimators", "sklearn")
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-    from sklearn.model_selection import train_test_split
-    from sklearn.tree import DecisionTreeRegressor
-    from sklearn.utils import check_random_state
-    from sklearn.utils.multiclass import (
-        check_classification_targets,
-        type_of_target,
-    )
-    from sklearn.utils.validation import (
-        _check_sample_weight,
-        check_is_fitted,
-        has_fit_parameter,
-        validate_data,
-    )
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-    class Machine(BaseEstimator):
-        """The rounds of both estimators."""
+    class GradientBoosting(_Regressor, RegressorMixin, BaseEstimator):
+        __doc__ = _Regressor.__doc__
 
-        def _learners(self, rng):
-            """Unfitted base learners, without end."""
-            base = self.base_learner
-            if base is None:
-                base = DecisionTreeRegressor(max_depth=3)
-            if not hasattr(base, "fit"):
-                while True:
-                    yield _Smoothing(base)
-            draws = [
-                name
-                for name, value in base.get_params().items()
-                if name.split("__")[-1] == "random_state" and value is None
-            ]
-            while True:
-                # A learner within the learner gets a seed: a fit that clones it would
-                # clone a generator, too, and not advance this one.
-                seeds = {
-                    name: rng if name == "random_state" else rng.randint(2**31 - 1)
-                    for name in draws
-                }
-                learner = clone(base)
-                yield learner.set_params(**seeds) if seeds else learner
-
-        def _weighed(self, X, y, sample_weight, loss):
-            """The rows of positive weight, and their weights if any were given."""
-            check_fields(self, _RULES)
-            if sample_weight is None:
-                return X, y, None
-            w = _check_sample_weight(sample_weight, X, dtype=np.float64)
-            most = np.finfo(w.dtype).max / len(w)
-            fits = bool(w.min() >= 0 and 0 < w.max() < most)
-            want = "entries that are not negative, with a positive, finite sum"
-            got = f"entries from {w.min():.3g} to {w.max():.3g}"
-            require(fits, "sample_weight", got, want)
-            base, name = self.base_learner, type(self.base_learner).__name__
-            fits = base is None or (
-                hasattr(base, "fit") and has_fit_parameter(base, "sample_weight")
-            )
-            want = "None, or a base_learner whose fit takes sample_weight"
-            require(fits, "sample_weight", f"weights with a {name}", want)
-            for method in (loss.start, loss.leaf, loss.at):
-                fits = "weights" in signature(method).parameters
-                got = f"weights with a {type(loss).__name__}"
-                want = f"None, or a loss whose {method.__name__} takes weights"
-                require(fits, "sample_weight", got, want)
-            here = w > 0
-            return X[here], y[here], w[here]
-
-        def _search(self, loss, learner, X, y, F, rows, of):
-            """The factor ρ of one round; for a tree, each leaf is set to its own."""
-            how = self.line_search
-            settings = getattr(learner, "get_params", dict)()
-            constrained = any(
-                name.split("__")[-1] == "monotonic_cst" and value is not None
-                for name, value in settings.items()
-            )
-            searchable = hasattr(learner, "tree_") and not constrained
-            if how == "auto":
-                how = "leaf" if searchable else "global"
-            got = f"'leaf' with a {type(learner).__name__}"
-            got += " that has monotonic_cst" if constrained else ""
-            want = "'leaf' with a tree without monotonic_cst, or another line search"
-            require(how != "leaf" or searchable, "line_search", got, want)
-            # A tree of least squares has the best constants in its leaves.
-            criterion = getattr(learner, "criterion", "")
-            squared = criterion in ("squared_error", "friedman_mse")
-            if how == "leaf" and not (squared and type(loss) is SquaredError):
-                leaves = learner.apply(X)
-                constants = learner.tree_.value[:, 0, 0]
-                for leaf in np.unique(leaves[rows]):
-                    here = torch.from_numpy(rows[leaves[rows] == leaf])
-                    constants[leaf] = loss.leaf(y[here], F[here], *of(here))
-            elif how == "global":
-                h = torch.as_tensor(_predictions(learner, X[rows]))
-                step = line_search(loss, y[rows], F[rows], h, *of(rows)).item()
-                return max(step, 0.0) if constrained else step
-            return 1.0
-
-        def _boost(self, X, y, loss, w, stratify=None):
-            X = np.ascontiguousarray(X)
-            rng = check_random_state(self.random_state)
-            early = self.n_iter_no_change is not None
-            if early:
-                loss.check(torch.tensor(y))  # of the rows held out, too
-                sizes = dict(test_size=self.validation_fraction, stratify=stratify)
-                X, X_val, y, y_val, *parts = train_test_split(
-                    X,
-                    y,
-                    *([] if w is None else [w]),
-                    random_state=self.random_state,
-                    **sizes,
-                )
-                y_val = torch.tensor(y_val)
-                w, w_val = map(torch.tensor, parts) if parts else (None, None)
-            y, n = torch.tensor(y), len(y)
-            w = None if w is None else torch.as_tensor(w)
-            of = lambda rows=slice(None): () if w is None else (w[rows],)
-            loss.check(y)
-            start = 0.0 if self.init == "zero" else loss.start(y, *of()).item()
-            self.init_ = start
-            self.estimators_, self.steps_, scores, held = [], [], [], []
-            F, rows = torch.full_like(y, self.init_), np.arange(n)
-            F_val = torch.full_like(y_val, self.init_) if early else None
-            sample = X
-            for learner in islice(self._learners(rng), self.n_estimators):
-                if self.subsample < 1:
-                    size = max(1, int(self.subsample * n))
-                    rows = np.sort(rng.choice(n, size, replace=False))
-                    sample = X[rows]
-                loss = loss.at(y, F, *of())
-                r = loss.negative_gradient(y, F).numpy()
-                weight = [("sample_weight", a.numpy()) for a in of(rows)]
-                learner.fit(sample, r[rows], **dict(weight))
-                factor = self._search(loss, learner, X, y, F, rows, of)
-                step = self.learning_rate * factor
-                F = F + step * torch.as_tensor(_predictions(learner, X))
-                self.estimators_.append(learner)
-                self.steps_.append(step)
-                scores.append(_mean(loss.value(y, F), w).item())
-                if early:
-                    h = torch.as_tensor(_predictions(learner, X_val))
-                    F_val = F_val + step * h
-                    held.append(_mean(loss.value(y_val, F_val), w_val).item())
-                    before = held[:-1][-self.n_iter_no_change :]
-                    waited = len(before) == self.n_iter_no_change
-                    if waited and held[-1] + self.tol >= max(before):
-                        break
-            self.n_estimators_ = len(self.estimators_)
-            self.steps_, self.train_score_ = np.array(self.steps_), np.array(scores)
-            if early:
-                self.validation_score_ = np.array(held)
-            self._loss = loss
-            return self
-
-        def _staged(self, X):
-            """Estimates after each round, before `Loss.response`."""
-            check_is_fitted(self)
-            X = validate_data(self, X, dtype=np.float64, reset=False)
-            X = np.ascontiguousarray(X)
-            F = np.full(len(X), self.init_)
-            for learner, step in zip(self.estimators_, self.steps_):
-                F = F + step * _predictions(learner, X)
-                yield F
-
-        def _last(self, X):
-            return deque(self._staged(X), maxlen=1)[0]
-
-    class GradientBoosting(RegressorMixin, Machine):
-        """Friedman's gradient boosting machine, as a scikit-learn regressor.
-
-        Parameters
-        ----------
-        base_learner : object or callable, optional
-            A scikit-learn regressor, or a recipe that is called as ``recipe(X,
-            X_query=rows)`` with tensors and returns a smoother (m, n), such as
-            ``functools.partial(kernel_smoother, bandwidth=h)``. By default a
-            regression tree of depth 3.
-        loss : {"squared_error", "absolute_error", "huber", "log_loss"} or Loss
-            With ``"log_loss"`` the targets lie in [0, 1], F is in log-odds, and
-            predictions are probabilities.
-        learning_rate : float
-            The shrinkage ν.
-        n_estimators : int
-            Number of rounds, not counting the constant F₀.
-        line_search : {"auto", "leaf", "global"} or None
-            One step for the whole correction ("global", Algorithm 1 of Friedman),
-            one for each leaf of a tree ("leaf", his TreeBoost), or the step 1
-            (None). "auto" is "leaf" for trees and "global" otherwise, as also for a
-            learner with `monotonic_cst`: constants of leaves would break its order.
-            One step for all keeps it, as here it is never negative.
-        subsample : float
-            Share of the rows that is drawn for each round.
-        init : {None, "zero"}
-            F₀: the best constant for the loss, or 0.
-        alpha : float
-            Quantile of the absolute residuals at which Huber's loss turns linear.
-        n_iter_no_change : int, optional
-            Stop when the loss of held-out rows has not fallen by `tol` for this many
-            rounds. By default no row is held out.
-        validation_fraction : float
-            Share of the rows held out if `n_iter_no_change` is given.
-        tol : float
-            See `n_iter_no_change`; in units of the mean loss, which for squared error
-            is half of scikit-learn's: the matching ``tol`` there is twice as large.
-        random_state : int, numpy.random.RandomState or None
-            For subsamples, held-out rows and ties in a tree.
-
-        Attributes
-        ----------
-        estimators_ : list
-            The fitted base learners, one per round.
-        steps_ : numpy.ndarray
-            The factor ν ρ of each.
-        init_ : float
-            F₀.
-        train_score_ : numpy.ndarray
-            Mean loss of the training rows after each round; for squared error,
-            half the mean square.
-        validation_score_ : numpy.ndarray
-            The same for the held-out rows, if there are any.
-        n_estimators_ : int
-            Number of rounds; below `n_estimators` if stopped early.
-        n_features_in_ : int
-            Number of features.
-
-        Notes
-        -----
-        With trees it reproduces scikit-learn's `GradientBoostingRegressor` for squared
-        error and Huber's loss, without subsampling. With a smoother, ``init="zero"``
-        and ``line_search=None`` it is `l2_boost`. Source:
-        Definition "The gradient boosting machine" of chapter 5; Friedman (2001).
-        """
-
-        def __init__(
-            self,
-            base_learner=None,
-            *,
-            loss="squared_error",
-            learning_rate=0.1,
-            n_estimators=100,
-            line_search="auto",
-            subsample=1.0,
-            init=None,
-            alpha=0.9,
-            n_iter_no_change=None,
-            validation_fraction=0.1,
-            tol=1e-4,
-            random_state=None,
-        ):
-            self.base_learner = base_learner
-            self.loss = loss
-            self.learning_rate = learning_rate
-            self.n_estimators = n_estimators
-            self.line_search = line_search
-            self.subsample = subsample
-            self.init = init
-            self.alpha = alpha
-            self.n_iter_no_change = n_iter_no_change
-            self.validation_fraction = validation_fraction
-            self.tol = tol
-            self.random_state = random_state
-
-        def fit(self, X, y, sample_weight=None):
-            """Fit to features X and targets y; return the estimator.
-
-            Parameters
-            ----------
-            X : array-like
-                Features, shape (n_samples, n_features).
-            y : array-like
-                Targets, shape (n_samples,).
-            sample_weight : array-like, optional
-                Weight of each row, shape (n_samples,), not negative: 2 counts as two
-                such rows and 0 as none, but rows are drawn and held out whatever
-                their weight. Base learner and loss must take weights.
-            """
-            X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-            loss = self._named_loss()
-            X, y, w = self._weighed(X, y, sample_weight, loss)
-            return self._boost(X, y.astype(np.float64), loss, w)
-
-        def _named_loss(self):
-            if _is_loss(self.loss):
-                return self.loss
-            losses = {
-                "squared_error": SquaredError,
-                "absolute_error": AbsoluteError,
-                "huber": lambda: Huber(self.alpha),
-                "log_loss": LogLoss,
-            }
-            known, want = one_of(*losses)
-            check(loss=(self.loss, (known, f"a Loss or {want}")))
-            return losses[self.loss]()
-
-        def predict(self, X):
-            """Predict targets for features X (n_samples, n_features); return
-            (n_samples,)."""
-            F = torch.from_numpy(self._last(X))
-            return self._loss.response(F).numpy()
-
-        def staged_predict(self, X):
-            """Yield the predictions after each round, (n_samples,) each."""
-            for F in self._staged(X):
-                yield self._loss.response(torch.from_numpy(F)).numpy()
-
-    class GradientBoostingClassifier(ClassifierMixin, Machine):
-        """Friedman's machine for two classes: `GradientBoosting` with the logistic
-        loss, as a scikit-learn classifier.
-
-        Parameters
-        ----------
-        base_learner, learning_rate, n_estimators, line_search, subsample, init
-            As in `GradientBoosting`. In a leaf, ``line_search`` takes one Newton step,
-            and the best constant is the log-odds of the classes.
-        n_iter_no_change, validation_fraction, tol, random_state
-            As in `GradientBoosting`; the rows held out are drawn class by class.
-
-        Attributes
-        ----------
-        classes_ : numpy.ndarray
-            The two labels, in the order of the probabilities.
-        estimators_, steps_, init_, train_score_, validation_score_, n_estimators_
-            As in `GradientBoosting`.
-
-        Notes
-        -----
-        With trees it reproduces scikit-learn's classifier of the same name on two
-        classes. Source: chapter 5; Friedman (2001).
-        """
-
-        def __init__(
-            self,
-            base_learner=None,
-            *,
-            learning_rate=0.1,
-            n_estimators=100,
-            line_search="auto",
-            subsample=1.0,
-            init=None,
-            n_iter_no_change=None,
-            validation_fraction=0.1,
-            tol=1e-4,
-            random_state=None,
-        ):
-            self.base_learner = base_learner
-            self.learning_rate = learning_rate
-            self.n_estimators = n_estimators
-            self.line_search = line_search
-            self.subsample = subsample
-            self.init = init
-            self.n_iter_no_change = n_iter_no_change
-            self.validation_fraction = validation_fraction
-            self.tol = tol
-            self.random_state = random_state
-
-        def __sklearn_tags__(self):
-            tags = super().__sklearn_tags__()
-            tags.classifier_tags.multi_class = False
-            return tags
-
-        def fit(self, X, y, sample_weight=None):
-            """Fit to features X (n_samples, n_features) and labels y (n_samples,) of
-            two classes, weighted as in `GradientBoosting`; return the estimator."""
-            X, y = validate_data(self, X, y, dtype=np.float64)
-            X, y, w = self._weighed(X, y, sample_weight, LogLoss())
-            check_classification_targets(y)
-            kind = type_of_target(y, input_name="y", raise_unknown=True)
-            if kind != "binary":  # the sentence is scikit-learn's own
-                raise ValueError(
-                    "Only binary classification is supported. The type of the target "
-                    f"is {kind}."
-                )
-            self.classes_, labels = np.unique(y, return_inverse=True)
-            got = f"{len(self.classes_)} class"
-            require(len(self.classes_) == 2, "y", got, "two classes")
-            return self._boost(X, labels.astype(np.float64), LogLoss(), w, labels)
-
-        def decision_function(self, X):
-            """Return the log-odds of the second class for features X (n_samples,
-            n_features); shape (n_samples,)."""
-            return self._last(X)
-
-        def staged_decision_function(self, X):
-            """Yield the log-odds after each round, (n_samples,) each."""
-            yield from self._staged(X)
-
-        def predict_proba(self, X):
-            """Return the probabilities of both classes, shape (n_samples, 2)."""
-            F = torch.from_numpy(self._last(X))
-            return torch.stack([(-F).sigmoid(), F.sigmoid()], dim=1).numpy()
-
-        def predict(self, X):
-            """Return the more probable label for features X (n_samples,
-            n_features); shape (n_samples,)."""
-            second = self._last(X) > 0
-            return self.classes_[second.astype(int)]
-
-        def staged_predict(self, X):
-            """Yield the labels predicted after each round, (n_samples,) each."""
-            for F in self._staged(X):
-                yield self.classes_[(F > 0).astype(int)]
+    class GradientBoostingClassifier(_Classifier, ClassifierMixin, BaseEstimator):
+        __doc__ = _Classifier.__doc__
 
     estimators = (GradientBoosting, GradientBoostingClassifier)
     for estimator in estimators:

@@ -87,7 +87,7 @@ class AttentionCall(NamedTuple):
     score_mod: Callable | None = None
 
     @property
-    def given(self) -> dict[str, object]:
+    def keywords(self) -> dict[str, object]:
         """The keywords for a layer of another kind, which need not know them all."""
         more = dict(padding=self.padding, score_mod=self.score_mod)
         found = {name: x for name, x in more.items() if x is not None}
@@ -533,8 +533,8 @@ class AttentionHeads(AttentionLayer):
         for name, z in (("key", k), ("value", v)):
             last, stored = None, f"last_{name}{suffix}"
             if cache is not None:
-                kept = cache.buffers[stored].dtype
-                new = z[:, None, -1:].to(kept)  # (B, 1, 1, G·K)
+                dtype = cache.buffers[stored].dtype
+                new = z[:, None, -1:].to(dtype)  # (B, 1, 1, G·K)
                 last = cache.replace(stored, new)[:, 0].to(z.dtype)
             # Per-sample gradients, as opacus computes them, know one tensor: it must
             # not go on where there are more.

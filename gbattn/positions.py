@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .attention import _EVEN, BASE, at_least_float32
+from .attention import EVEN, BASE, at_least_float32
 from gbattn.ground.arguments import (
     COUNT,
     FLAG,
@@ -114,7 +114,7 @@ class Rotary:
         """Return each pair's radians per position, (R/2,), float64 where the device
         has it."""
         R = self.width(head_dim)
-        check(head_dim=(R, _EVEN))
+        check(head_dim=(R, EVEN))
         fits = self.scaling != "ntk" or R > 2
         require(fits, "head_dim", f"{R} features that turn", "4 or more, for 'ntk'")
         # Far out, single precision would lose an angle's fraction of a turn.
@@ -179,7 +179,7 @@ def rotary_angles(
     """
     check_tensor("positions", positions, "…", dtype=INTEGRAL)
     if not isinstance(base, Rotary):
-        check(base=(base, BASE), width=(width, _EVEN))
+        check(base=(base, BASE), width=(width, EVEN))
         base = Rotary(base)
     speed = base.frequencies(width, device=positions.device)
     turns = positions[..., None] * speed  # (…, T, K/2)

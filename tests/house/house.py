@@ -356,7 +356,7 @@ def chapters_are_short(root):
 
 
 def cells_on_a_page_are_short(root):
-    """Lines of code, without the directives of nbdev and what the page leaves out of docstrings; a hidden or folded cell
+    """Lines of code, without nbdev's directives and what the page leaves out of docstrings; a hidden or folded cell
     may have any number."""
     found = []
     for path in filter(is_chapter, notebooks(root)):
