@@ -405,6 +405,14 @@ def _search(machine, loss, learner, X, y, F, rows, of):
 
 # %% ../nbs/05_boosting.ipynb #16a584ea
 #| code-fold: true
+def _drawn(machine, rng, n):
+    """The rows of a round, in order."""
+    if machine.subsample == 1:
+        return np.arange(n)
+    size = max(1, int(machine.subsample * n))
+    return np.sort(rng.choice(n, size, replace=False))
+
+
 def _held_out(machine, X, y, loss, w, stratify):
     """The rows to fit and the rows to watch, X, y and weights of each; the latter are
     None unless `n_iter_no_change` asks for them."""
@@ -435,17 +443,14 @@ class _Machine:
         loss.check(y)
         self.init_ = 0.0 if self.init == "zero" else loss.start(y, *of()).item()
         self.estimators_, self.steps_, scores, held = [], [], [], []
-        F, rows, sample = torch.full_like(y, self.init_), np.arange(len(y)), X
+        F = torch.full_like(y, self.init_)
         F_val = None if watched is None else torch.full_like(watched[1], self.init_)
         for learner in islice(_learners(self, rng), self.n_estimators):
-            if self.subsample < 1:
-                size = max(1, int(self.subsample * len(y)))
-                rows = np.sort(rng.choice(len(y), size, replace=False))
-                sample = X[rows]
+            rows = _drawn(self, rng, len(y))
             loss = loss.at(y, F, *of())
             r = loss.negative_gradient(y, F).numpy()
             weight = [("sample_weight", a.numpy()) for a in of(rows)]
-            learner.fit(sample, r[rows], **dict(weight))
+            learner.fit(X[rows], r[rows], **dict(weight))
             factor = _search(self, loss, learner, X, y, F, rows, of)
             step = self.learning_rate * factor
             F = F + step * torch.as_tensor(_predictions(learner, X))

@@ -424,6 +424,69 @@ class AttentionLayer(nn.Module):
             angles = angles.unsqueeze(1)  # (B, 1, T, R/2)
         return RotaryAngles(angles, self.rotary, self.head_dim)
 
+    def forward(
+        self,
+        x: torch.Tensor,
+        call: AttentionCall | None = None,
+        *,
+        context: torch.Tensor | None = None,
+        causal: bool | None = None,
+        mask: torch.Tensor | Callable | None = None,
+        padding: torch.Tensor | None = None,
+        positions: torch.Tensor | RotaryAngles | None = None,
+        cache: KeyValueCache | None = None,
+        score_mod: Callable | None = None,
+    ) -> torch.Tensor:
+        """Return the layer's output, shape (B, T, D).
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            Tokens, shape (B, T, D).
+        call : AttentionCall, optional
+            All that follows as one, in its place.
+        context : torch.Tensor, optional
+            Keys and values are made of it, shape (B, S, D); of x by default.
+        causal : bool, optional
+            Whether a token may attend to no later token; the layer's ``causal`` by
+            default. Must be False with a context.
+        mask : torch.Tensor or callable, optional
+            Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
+            attend, or floating, added to the scores. The tokens that a mask hides
+            must still be finite. Where B = T, two dimensions are refused, as they
+            could be (B, S): write ``mask[None, None]``, or ``padding=mask``. Or a mask
+            function, as `gbattn.attention.sliding_window` returns; the places it gets
+            count all tokens.
+        padding : torch.Tensor, optional
+            Which keys are real tokens, shape (B, S), boolean or integer, True or 1 =
+            real: the ``attention_mask`` of a tokenizer. The others are hidden, besides
+            what `mask` and `causal` hide. With a context it refers to the context;
+            with a cache to all keys, those in the cache first.
+        positions : torch.Tensor, optional
+            Integers (T,) or (B, T), for rotary positions; counted from the start of
+            the sequence by default, as those of a context always are. Or what
+            `rotary_positions` returned.
+        cache : KeyValueCache, optional
+            From `make_cache`. Then x holds the tokens that follow those in the cache,
+            and S counts both; needs ``causal=True``. A context continues the one in
+            the cache: (B, 0, D) adds nothing to it, and the S keys are those computed
+            before.
+        score_mod : callable, optional
+            A score function, as `gbattn.attention.alibi` returns, for the scores of
+            every round.
+
+        Returns
+        -------
+        torch.Tensor
+            Shape (B, T, D). A token that may attend to nothing gets the bias of
+            ``out``.
+        """
+        if call is None:
+            said = context, causal, mask, padding, positions, cache, score_mod
+            call = AttentionCall(*said)
+        inputs = self.prepare_inputs(x, call)
+        return self.project_output(inputs, self.estimate(inputs))
+
     def explain(
         self, x: torch.Tensor, call: AttentionCall | None = None, **options
     ) -> Trace:
@@ -482,8 +545,77 @@ class AttentionLayer(nn.Module):
 # %% ../nbs/06c_layers.ipynb #1f2313d8
 #| code-fold: true
 class AttentionHeads(AttentionLayer):
-    """What an ``estimate`` is built from: projections to heads, and one attention of
-    them."""
+    """The weights of `MultiHeadAttention`, which says what they are, and what an
+    ``estimate`` makes of them: heads."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_kv_heads: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        rotary: float | Rotary | dict | None = None,
+        causal: bool = False,
+        qk_norm: bool = False,
+        shift: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check(d_model=(d_model, COUNT))
+        check(n_heads=(n_heads, divisor_of("d_model", d_model)))
+        if n_kv_heads is not None:
+            check(n_kv_heads=(n_kv_heads, divisor_of("n_heads", n_heads)))
+        check(dropout=(dropout, PROBABILITY), bias=(bias, FLAG), causal=(causal, FLAG))
+        check(qk_norm=(qk_norm, FLAG), shift=(shift, FLAG))
+        # NumPy's integers keep a layer from compiling.
+        self.d_model, self.n_heads = int(d_model), int(n_heads)
+        self.n_kv_heads = int(n_kv_heads or n_heads)
+        self.head_dim = self.d_model // self.n_heads
+        self.rotary, self.rotation = read_rotary(rotary, self.head_dim)
+        self.dropout, self.causal = float(dropout), causal
+        place = dict(device=device, dtype=dtype)
+        D, kv_dim = self.d_model, self.head_dim * self.n_kv_heads
+        self.query = make_projection(D, D, bias=bias, **place)
+        self.key = make_projection(D, kv_dim, bias=bias, **place)
+        self.value = make_projection(D, kv_dim, bias=bias, **place)
+        self.out = make_projection(D, D, bias=bias, **place)
+        self.key_shift = TokenShift(kv_dim, **place) if shift else None
+        self.value_shift = TokenShift(kv_dim, **place) if shift else None
+        self.query_norm = make_head_norm(self.head_dim, **place) if qk_norm else None
+        self.key_norm = make_head_norm(self.head_dim, **place) if qk_norm else None
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return what a cache stores, by name: (heads, width) for every token, or
+        (heads, rows, width) for all tokens in one."""
+        shape = (self.n_kv_heads, self.head_dim)
+        return {"key": shape, "value": shape} | self.shift_shapes()
+
+    def shift_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return what a cache stores for ``shift``: the last key and value, unmixed."""
+        if self.key_shift is None:
+            return {}
+        last = (1, 1, self.n_kv_heads * self.head_dim)
+        return {"last_key": last, "last_value": last}
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the weights of all linear maps with `reset_projection`, from a
+        generator or torch's global one; a `TokenShift` starts at zero, a gain at one."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                reset_projection(module, generator)
+            elif isinstance(module, TokenShift | nn.RMSNorm):
+                module.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """The options, as printed by torch."""
+        kv, rotary = self.n_kv_heads, self.rotary
+        flags = ", causal=True" if self.causal else ""
+        flags += ", qk_norm=True" if self.key_norm is not None else ""
+        flags += ", shift=True" if self.key_shift is not None else ""
+        return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}{flags}"
 
     def make_heads(
         self,
@@ -666,108 +798,6 @@ class MultiHeadAttention(AttentionHeads):
     that writes one, "A residual without a basis".
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        n_kv_heads: int | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        rotary: float | Rotary | dict | None = None,
-        causal: bool = False,
-        qk_norm: bool = False,
-        shift: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        check(d_model=(d_model, COUNT))
-        check(n_heads=(n_heads, divisor_of("d_model", d_model)))
-        if n_kv_heads is not None:
-            check(n_kv_heads=(n_kv_heads, divisor_of("n_heads", n_heads)))
-        check(dropout=(dropout, PROBABILITY), bias=(bias, FLAG), causal=(causal, FLAG))
-        check(qk_norm=(qk_norm, FLAG), shift=(shift, FLAG))
-        # NumPy's integers keep a layer from compiling.
-        self.d_model, self.n_heads = int(d_model), int(n_heads)
-        self.n_kv_heads = int(n_kv_heads or n_heads)
-        self.head_dim = self.d_model // self.n_heads
-        self.rotary, self.rotation = read_rotary(rotary, self.head_dim)
-        self.dropout, self.causal = float(dropout), causal
-        place = dict(device=device, dtype=dtype)
-        D, kv_dim = self.d_model, self.head_dim * self.n_kv_heads
-        self.query = make_projection(D, D, bias=bias, **place)
-        self.key = make_projection(D, kv_dim, bias=bias, **place)
-        self.value = make_projection(D, kv_dim, bias=bias, **place)
-        self.out = make_projection(D, D, bias=bias, **place)
-        self.key_shift = TokenShift(kv_dim, **place) if shift else None
-        self.value_shift = TokenShift(kv_dim, **place) if shift else None
-        self.query_norm = make_head_norm(self.head_dim, **place) if qk_norm else None
-        self.key_norm = make_head_norm(self.head_dim, **place) if qk_norm else None
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        call: AttentionCall | None = None,
-        *,
-        context: torch.Tensor | None = None,
-        causal: bool | None = None,
-        mask: torch.Tensor | Callable | None = None,
-        padding: torch.Tensor | None = None,
-        positions: torch.Tensor | RotaryAngles | None = None,
-        cache: KeyValueCache | None = None,
-        score_mod: Callable | None = None,
-    ) -> torch.Tensor:
-        """Return the layer's output, shape (B, T, D).
-
-        Parameters
-        ----------
-        x : torch.Tensor
-            Tokens, shape (B, T, D).
-        call : AttentionCall, optional
-            All that follows as one, in its place.
-        context : torch.Tensor, optional
-            Keys and values are made of it, shape (B, S, D); of x by default.
-        causal : bool, optional
-            Whether a token may attend to no later token; the layer's ``causal`` by
-            default. Must be False with a context.
-        mask : torch.Tensor or callable, optional
-            Shape (T, S) or (B, H, T, S), where a size may be 1. Boolean, True = may
-            attend, or floating, added to the scores. The tokens that a mask hides
-            must still be finite. Where B = T, two dimensions are refused, as they
-            could be (B, S): write ``mask[None, None]``, or ``padding=mask``. Or a mask
-            function, as `gbattn.attention.sliding_window` returns; the places it gets
-            count all tokens.
-        padding : torch.Tensor, optional
-            Which keys are real tokens, shape (B, S), boolean or integer, True or 1 =
-            real: the ``attention_mask`` of a tokenizer. The others are hidden, besides
-            what `mask` and `causal` hide. With a context it refers to the context;
-            with a cache to all keys, those in the cache first.
-        positions : torch.Tensor, optional
-            Integers (T,) or (B, T), for rotary positions; counted from the start of
-            the sequence by default, as those of a context always are. Or what
-            `rotary_positions` returned.
-        cache : KeyValueCache, optional
-            From `make_cache`. Then x holds the tokens that follow those in the cache,
-            and S counts both; needs ``causal=True``. A context continues the one in
-            the cache: (B, 0, D) adds nothing to it, and the S keys are those computed
-            before.
-        score_mod : callable, optional
-            A score function, as `gbattn.attention.alibi` returns, for the scores of
-            every round.
-
-        Returns
-        -------
-        torch.Tensor
-            Shape (B, T, D). A token that may attend to nothing gets the bias of
-            ``out``.
-        """
-        if call is None:
-            said = context, causal, mask, padding, positions, cache, score_mod
-            call = AttentionCall(*said)
-        inputs = self.prepare_inputs(x, call)
-        return self.project_output(inputs, self.estimate(inputs))
-
     def project_inputs(self, inputs: AttentionInputs) -> tuple[torch.Tensor, ...]:
         """Return q (B, T, D), k and v (B, S, G·K), by as few products as inputs."""
         x, source = inputs.x, inputs.source
@@ -796,36 +826,6 @@ class MultiHeadAttention(AttentionHeads):
             A = form_weights(q, k, *hiding)
             F = A @ repeat_heads(v, q.shape[1])
         return F.transpose(1, 2).flatten(-2), A
-
-    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return what a cache stores, by name: (heads, width) for every token, or
-        (heads, rows, width) for all tokens in one."""
-        shape = (self.n_kv_heads, self.head_dim)
-        return {"key": shape, "value": shape} | self.shift_shapes()
-
-    def shift_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return what a cache stores for ``shift``: the last key and value, unmixed."""
-        if self.key_shift is None:
-            return {}
-        last = (1, 1, self.n_kv_heads * self.head_dim)
-        return {"last_key": last, "last_value": last}
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights of all linear maps with `reset_projection`, from a
-        generator or torch's global one; a `TokenShift` starts at zero, a gain at one."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                reset_projection(module, generator)
-            elif isinstance(module, TokenShift | nn.RMSNorm):
-                module.reset_parameters()
-
-    def extra_repr(self) -> str:
-        """The options, as printed by torch."""
-        kv, rotary = self.n_kv_heads, self.rotary
-        flags = ", causal=True" if self.causal else ""
-        flags += ", qk_norm=True" if self.key_norm is not None else ""
-        flags += ", shift=True" if self.key_shift is not None else ""
-        return f"n_heads={self.n_heads}, n_kv_heads={kv}, dropout={self.dropout}, {rotary=}{flags}"
 
 # %% ../nbs/06c_layers.ipynb #fcec5d42
 #| code-fold: true

@@ -654,114 +654,118 @@ class OLSAttention(nn.Module):
         _check_regression(X=X, Y=Y, X_query=X_query)
         return least_squares(X, Y, **options).predict(X_query)
 
-# %% ../nbs/01_least_squares.ipynb #9adac7d5
+# %% ../nbs/01_least_squares.ipynb #f814241c
+#| code-fold: true
+class _LeastSquares:
+    """Least squares as a scikit-learn estimator, with the predictions of
+    `OLSAttention.in_context`.
+
+    Parameters
+    ----------
+    fit_intercept : bool
+        Whether to fit a constant, which the ridge does not shrink.
+    ridge : float
+        Strength of the penalty on the coefficients.
+    rcond : float, optional
+        Threshold for directions that count as zero; see `whiten`.
+    mode : {"accurate", "fast"}
+        See `least_squares`.
+
+    Attributes
+    ----------
+    coef_ : numpy.ndarray
+        Coefficients, shape (n_features,) or, for several outputs, (n_outputs,
+        n_features).
+    intercept_ : float or numpy.ndarray
+        The constant, one for each output.
+    rank_ : int
+        Number of directions in use.
+    n_features_in_ : int
+        Number of features of the data that was fitted.
+
+    Notes
+    -----
+    Source: chapter 1, section "Real data".
+    """
+
+    def __init__(
+        self, *, fit_intercept=True, ridge=0.0, rcond=None, mode="accurate"
+    ):
+        self.fit_intercept = fit_intercept
+        self.ridge = ridge
+        self.rcond = rcond
+        self.mode = mode
+
+    def fit(self, X, y, sample_weight=None):
+        """Fit to features X (n_samples, n_features) and targets y; return the
+        estimator.
+
+        Parameters
+        ----------
+        X : array-like
+            Features, shape (n_samples, n_features).
+        y : array-like
+            Targets, shape (n_samples,) or (n_samples, n_outputs).
+        sample_weight : array-like, optional
+            Weight of each row, shape (n_samples,), not negative.
+        """
+        from sklearn.utils.validation import _check_sample_weight, validate_data
+
+        check(fit_intercept=(self.fit_intercept, FLAG))
+        kinds = dict(dtype=[np.float64, np.float32], y_numeric=True)
+        X, y = validate_data(self, X, y, multi_output=True, **kinds)
+        finite = bool(abs(y).max() <= np.finfo(X.dtype).max)
+        got, want = f"values beyond {X.dtype}", f"finite {X.dtype}, as X has"
+        require(finite, "y", got, want)
+        Y = y.astype(X.dtype, copy=False).reshape(len(y), -1)
+        arrays = {"X": X, "Y": Y}
+        if sample_weight is not None:
+            w = _check_sample_weight(sample_weight, X, dtype=X.dtype)
+            positive = bool(w.min() >= 0 and w.max() > 0)
+            want = "entries that are not negative, and one that is positive"
+            got = f"entries from {w.min():.3g} to {w.max():.3g}"
+            require(positive, "sample_weight", got, want)
+            arrays["weights"] = w
+        with (
+            warnings.catch_warnings()
+        ):  # of read-only arrays; nothing here writes
+            warnings.filterwarnings("ignore", ".* array is not writable")
+            tensors = {
+                name: torch.from_numpy(a.copy() if min(a.strides) < 0 else a)
+                for name, a in arrays.items()
+            }
+        fit = least_squares(
+            **tensors,
+            intercept=self.fit_intercept,
+            ridge=self.ridge,
+            rcond=self.rcond,
+            mode=self.mode,
+        )
+        constant = fit.predict(torch.zeros_like(fit.x_mean))
+        self.coef_ = fit.coefficients.mT.numpy().reshape(*y.shape[1:], -1)
+        self.intercept_ = constant.numpy().reshape(y.shape[1:])[()]
+        self.rank_ = int(fit.rank)
+        return self
+
+    def predict(self, X):
+        """Return the predictions for features X (n_samples, n_features), shape
+        (n_samples,) or (n_samples, n_outputs)."""
+        from sklearn.utils.validation import check_is_fitted, validate_data
+
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return X @ self.coef_.T + self.intercept_
+
+# %% ../nbs/01_least_squares.ipynb #a0dae7b8
 #| code-fold: true
 def _estimator() -> type:
     """Define LeastSquares on first use, so that the module does not load
     scikit-learn."""
     check_packages("estimators", "sklearn")
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-    from sklearn.utils.validation import (
-        _check_sample_weight,
-        check_is_fitted,
-        validate_data,
-    )
 
-    class LeastSquares(MultiOutputMixin, RegressorMixin, BaseEstimator):
-        """Least squares as a scikit-learn estimator, with the predictions of
-        `OLSAttention.in_context`.
-
-        Parameters
-        ----------
-        fit_intercept : bool
-            Whether to fit a constant, which the ridge does not shrink.
-        ridge : float
-            Strength of the penalty on the coefficients.
-        rcond : float, optional
-            Threshold for directions that count as zero; see `whiten`.
-        mode : {"accurate", "fast"}
-            See `least_squares`.
-
-        Attributes
-        ----------
-        coef_ : numpy.ndarray
-            Coefficients, shape (n_features,) or, for several outputs, (n_outputs,
-            n_features).
-        intercept_ : float or numpy.ndarray
-            The constant, one for each output.
-        rank_ : int
-            Number of directions in use.
-        n_features_in_ : int
-            Number of features of the data that was fitted.
-
-        Notes
-        -----
-        Source: chapter 1, section "Real data".
-        """
-
-        def __init__(
-            self, *, fit_intercept=True, ridge=0.0, rcond=None, mode="accurate"
-        ):
-            self.fit_intercept = fit_intercept
-            self.ridge = ridge
-            self.rcond = rcond
-            self.mode = mode
-
-        def fit(self, X, y, sample_weight=None):
-            """Fit to features X (n_samples, n_features) and targets y; return the
-            estimator.
-
-            Parameters
-            ----------
-            X : array-like
-                Features, shape (n_samples, n_features).
-            y : array-like
-                Targets, shape (n_samples,) or (n_samples, n_outputs).
-            sample_weight : array-like, optional
-                Weight of each row, shape (n_samples,), not negative.
-            """
-            check(fit_intercept=(self.fit_intercept, FLAG))
-            kinds = dict(dtype=[np.float64, np.float32], y_numeric=True)
-            X, y = validate_data(self, X, y, multi_output=True, **kinds)
-            finite = bool(abs(y).max() <= np.finfo(X.dtype).max)
-            got, want = f"values beyond {X.dtype}", f"finite {X.dtype}, as X has"
-            require(finite, "y", got, want)
-            Y = y.astype(X.dtype, copy=False).reshape(len(y), -1)
-            arrays = {"X": X, "Y": Y}
-            if sample_weight is not None:
-                w = _check_sample_weight(sample_weight, X, dtype=X.dtype)
-                positive = bool(w.min() >= 0 and w.max() > 0)
-                want = "entries that are not negative, and one that is positive"
-                got = f"entries from {w.min():.3g} to {w.max():.3g}"
-                require(positive, "sample_weight", got, want)
-                arrays["weights"] = w
-            with (
-                warnings.catch_warnings()
-            ):  # of read-only arrays; nothing here writes
-                warnings.filterwarnings("ignore", ".* array is not writable")
-                tensors = {
-                    name: torch.from_numpy(a.copy() if min(a.strides) < 0 else a)
-                    for name, a in arrays.items()
-                }
-            fit = least_squares(
-                **tensors,
-                intercept=self.fit_intercept,
-                ridge=self.ridge,
-                rcond=self.rcond,
-                mode=self.mode,
-            )
-            constant = fit.predict(torch.zeros_like(fit.x_mean))
-            self.coef_ = fit.coefficients.mT.numpy().reshape(*y.shape[1:], -1)
-            self.intercept_ = constant.numpy().reshape(y.shape[1:])[()]
-            self.rank_ = int(fit.rank)
-            return self
-
-        def predict(self, X):
-            """Return the predictions for features X (n_samples, n_features), shape
-            (n_samples,) or (n_samples, n_outputs)."""
-            check_is_fitted(self)
-            X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-            return X @ self.coef_.T + self.intercept_
+    class LeastSquares(_LeastSquares, MultiOutputMixin, RegressorMixin, BaseEstimator):
+        __doc__ = _LeastSquares.__doc__
 
     LeastSquares.__qualname__ = "LeastSquares"  # of the module, for pickle
     return LeastSquares

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .attention import EVEN, BASE, at_least_float32
+from .attention import BASE, EVEN, at_least_float32
 from gbattn.ground.arguments import (
     COUNT,
     FLAG,
