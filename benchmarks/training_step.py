@@ -28,8 +28,9 @@ from gbattn.attention import merge_heads, split_heads
 from gbattn.conventions import Record
 from gbattn.cost import count_flops, count_kernels
 from gbattn.experiments import EXPERIMENTS
+from gbattn.lab.training import start_run
 from gbattn.language_model import LanguageModel, ModelConfig, model_cost, next_token_loss
-from gbattn.training import TrainConfig, _parts, _read, _Run, _update, decay_groups, step_seed
+from gbattn.training import Run, TrainConfig, decay_groups, parts_of, read_losses, step_seed, update
 
 SHAPES = {  # B, T, D, heads, layers, V
     "small": (32, 128, 64, 4, 4, 2048),
@@ -55,17 +56,17 @@ AIMS = {"plain": 1.06, "textbook": 1.2, "predicted": 1.05}
 # ---- Steps ----
 
 
-def run_of(model: nn.Module, tokens: np.ndarray, shape: tuple, precision: str, way: str = "") -> _Run:
+def run_of(model: nn.Module, tokens: np.ndarray, shape: tuple, precision: str, way: str = "") -> Run:
     config = TrainConfig(steps=10**6, batch_size=shape[0], precision=precision, compile="compiled" in way)
     corpus = SimpleNamespace(train=tokens, valid=tokens)
-    return _Run(model.train(), corpus, config, None, capture="captured" in way)
+    return start_run(model.train(), corpus, config, None, capture="captured" in way)
 
 
-def our_step(run: _Run) -> None:
+def our_step(run: Run) -> None:
     """What `train` does, the look at the losses included, which it takes every tenth time."""
-    _update(run)
+    update(run)
     if run.step % run.config.log_every == 0:
-        _read(run)
+        read_losses(run)
         run.unlogged.clear()
 
 
@@ -162,7 +163,7 @@ def autocast(device: torch.device, precision: str):
 
 
 def plain_step(
-    run: _Run, model: nn.Module, optimizer: torch.optim.Optimizer, precision: str, compiled: bool = False
+    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, precision: str, compiled: bool = False
 ) -> Callable:
     """Batch, forward, backward, clip, fused AdamW."""
     device = next(model.parameters()).device
@@ -183,7 +184,7 @@ def plain_step(
     return step
 
 
-def products(run: _Run, model: nn.Module, precision: str) -> Callable:
+def products(run: Run, model: nn.Module, precision: str) -> Callable:
     device = next(model.parameters()).device
     inputs, targets = (x.to(device) for x in run.stream.batch(0))
 
@@ -229,7 +230,7 @@ class Textbook(nn.Module):
         return self.head(self.norm(self.blocks(h)))
 
 
-def textbook_step(run: _Run, shape: tuple, device: torch.device, precision: str, compiled: bool) -> Callable:
+def textbook_step(run: Run, shape: tuple, device: torch.device, precision: str, compiled: bool) -> Callable:
     B, T, D, H, layers, V = shape
     model = Textbook(T, D, H, layers, V).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=False)
@@ -252,7 +253,7 @@ def textbook_step(run: _Run, shape: tuple, device: torch.device, precision: str,
 # ---- What is timed ----
 
 
-def demand_the_same(model: nn.Module, run: _Run) -> None:
+def demand_the_same(model: nn.Module, run: Run) -> None:
     """Stop unless the plain loss has the model's gradients, and the products alone are the model's. A CPU can tell for
     all: a GPU has other kernels for attention with other counts, and takes the general one at odd widths."""
     model, (inputs, targets) = copy.deepcopy(model).cpu(), (x[:2] for x in run.stream.batch(0))
@@ -346,7 +347,7 @@ def parts_of_a_step(shape: tuple, tokens: np.ndarray) -> dict[str, Callable]:
     return {
         **adamw,
         "clip": lambda: run.accelerator.clip_grad_norm_(parameters, 1.0),
-        "batch": lambda: _parts(run, 0),
+        "batch": lambda: parts_of(run, 0),
         "seed": lambda: torch.manual_seed(step_seed(0, 0)),
         "loss": lambda: torch.autograd.grad(next_token_loss(h, weight, targets), (h, weight)),
         "loss, all logits": lambda: torch.autograd.grad(nnf.cross_entropy(h @ weight.T, targets), (h, weight)),

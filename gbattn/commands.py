@@ -147,7 +147,7 @@ _RECIPE = ("tokenizer", "max_train_tokens", "vocab_size")
 def _is_folder(corpus: str) -> bool:
     """Whether a corpus is named by its folder. A name that gbattn knows is none,
     whatever lies here."""
-    from gbattn.corpora import HUB
+    from gbattn.lab.downloads import HUB
 
     _check(corpus=corpus)
     return corpus not in ("", "python-docs", *HUB) and Path(corpus).is_dir()
@@ -156,7 +156,7 @@ def _is_folder(corpus: str) -> bool:
 def carried_recipe(corpus: str) -> dict:
     """Return how the text of a folder that `tokenize_corpus` wrote was cut into tokens,
     an empty dictionary for any other corpus."""
-    from gbattn.corpora import MANIFEST, read_manifest
+    from gbattn.lab.token_cache import MANIFEST, read_manifest
 
     if not _is_folder(corpus):
         return {}
@@ -169,7 +169,7 @@ def carried_recipe(corpus: str) -> dict:
 
 def _load_text(corpus: str, recipe: dict, cache: Path | None) -> "Corpus":
     """A corpus by its name, from a folder of text, or from a finished cache."""
-    from gbattn.corpora import MANIFEST, load_corpus, open_corpus
+    from gbattn.lab.token_cache import MANIFEST, load_corpus, open_corpus
 
     with _renamed(name_or_folder="corpus", folder="corpus"):
         if _is_folder(corpus) and (Path(corpus) / MANIFEST).is_file():
@@ -273,7 +273,7 @@ def _continued(
     """What a model writes after the tokens of a prompt, which each text begins with."""
     import torch
 
-    from gbattn.corpora import TextStream
+    from gbattn.lab.text_stream import TextStream
 
     text = TextStream(reader, stop=stop, write=write)
     device = next(model.parameters()).device
@@ -325,7 +325,7 @@ def train_model(
     Without any option: a small boosted model, on the documentation that comes with
     Python. The folder keeps checkpoints: after an interruption, the same command
     resumes from there, to the same result. It is one process: under torchrun or
-    accelerate launch, call gbattn.training.train.
+    accelerate launch, call gbattn.lab.training.train.
 
     Parameters
     ----------
@@ -360,14 +360,16 @@ def train_model(
         On a GPU: replay an update as one CUDA graph, for small models.
     """
     from gbattn.corpora import bigram_loss
+    from gbattn.lab.processes import check_precision
+    from gbattn.lab.run_folder import RunFolder
     from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.training import RunFolder, check_precision, window_length
+    from gbattn.training import window_length
 
     run = RunFolder(folder)
     _check(tensorboard=tensorboard, capture=capture)
     _check(model=model, training=training)
     check_precision(training.precision)  # before the text is read
-    instead = "under torchrun or accelerate launch, call gbattn.training.train"
+    instead = "under torchrun or accelerate launch, call gbattn.lab.training.train"
     _check_one_process("train", instead)
     run.check_free()
     recipe = dict(tokenizer=tokenizer, max_train_tokens=max_train_tokens)
@@ -449,7 +451,7 @@ def _say_trained(result: dict) -> str:
 #| code-fold: true
 def _read_text(path: Path) -> str:
     """A text as `load_corpus` reads it."""
-    from gbattn.corpora import text_checksum
+    from gbattn.lab.downloads import text_checksum
 
     _check(text=path)
     _require(path.is_file(), "text", str(path), "a file")
@@ -510,7 +512,8 @@ def evaluate_model(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
-    from gbattn.training import RunFolder, evaluate
+    from gbattn.lab.run_folder import RunFolder
+    from gbattn.training import evaluate
 
     _check(split=split)
     for name, value in {"corpus": corpus, "split": split}.items():
@@ -585,7 +588,7 @@ def generate_text(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
-    from gbattn.training import RunFolder
+    from gbattn.lab.run_folder import RunFolder
 
     _check(samples=samples, stream=stream, stop=stop)
     _require(samples == 1 or not stream, "stream", f"{samples} samples", "one")
@@ -967,8 +970,8 @@ def diagnose_model(
     from gbattn.conventions import Record
     from gbattn.diagnostics import diagnose, report_page
     from gbattn.ground.files import check_folder, write_atomic
+    from gbattn.lab.run_folder import RunFolder
     from gbattn.language_model import LanguageModel
-    from gbattn.training import RunFolder
 
     _check(
         run=run, tokens=tokens, sample=sample, untrained=untrained, report=report
@@ -1071,8 +1074,9 @@ def measure_arms(
     import torch
 
     from gbattn.cost import measure_machine
+    from gbattn.lab.processes import check_device
+    from gbattn.lab.speed import measure_speed
     from gbattn.language_model import LanguageModel, model_cost, parameter_count
-    from gbattn.training import check_device, measure_speed
 
     _check(model=model, dtype=dtype, arms=arms)
     room = _room(model, 1, 32)  # a turn begins with one token

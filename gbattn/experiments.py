@@ -48,15 +48,7 @@ from gbattn.comparison import (
     rates_at_edge,
 )
 from .conventions import COLOURS, Record, profile, read_records
-from gbattn.corpora import (
-    HUB,
-    MANIFEST,
-    TOKENIZERS,
-    Corpus,
-    cache_root,
-    load_corpus,
-    open_corpus,
-)
+from .corpora import TOKENIZERS, Corpus
 from .cost import COUNTS, measure_machine
 from gbattn.ground.arguments import (
     COUNT,
@@ -86,6 +78,10 @@ from gbattn.ground.records import (
     results_folder,
 )
 from .ground.terminal import printable
+from .lab.downloads import HUB
+from .lab.processes import check_precision
+from .lab.token_cache import MANIFEST, cache_root, load_corpus, open_corpus
+from .lab.training import train
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
@@ -93,7 +89,7 @@ from gbattn.language_model import (
     parameter_count,
 )
 from .layers import LAYERS, register
-from .training import TrainConfig, check_precision, evaluate, train
+from .training import TrainConfig, evaluate
 
 # %% ../nbs/17_experiments.ipynb #6ebe0438
 #| code-fold: true
@@ -143,10 +139,10 @@ class CorpusSpec:
     Parameters
     ----------
     name : str
-        ``"python-docs"``, a name of the Hub as in `gbattn.corpora.load_corpus`, or
+        ``"python-docs"``, a name of the Hub as in `gbattn.lab.token_cache.load_corpus`, or
         the name of a folder of text in the folder of corpora.
     vocab_size, tokenizer, max_train_tokens
-        As in `gbattn.corpora.load_corpus`.
+        As in `gbattn.lab.token_cache.load_corpus`.
     max_valid_tokens : int, optional
         How many validation tokens the training loop reads to choose its best step, 2
         or more; all by default. What is reported is measured on all.
@@ -1268,7 +1264,7 @@ def run(
     progress : bool
         Whether a run in one process shows a progress bar.
     capture : bool
-        As `gbattn.training.train` takes it, for small models on a GPU.
+        As `gbattn.lab.training.train` takes it, for small models on a GPU.
 
     Returns
     -------

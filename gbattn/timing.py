@@ -497,7 +497,7 @@ def slowed(
     projections: Iterable[str] = ("query", "key"),
     multiplier: Callable[[nn.Module, int, int], float] | None = None,
 ) -> RateGroup:
-    """Return attention matrices as a group of `gbattn.training.train`, with a learning
+    """Return attention matrices as a group of `gbattn.lab.training.train`, with a learning
     rate of their own.
 
     Parameters

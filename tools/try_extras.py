@@ -74,7 +74,8 @@ assert GradientBoostingClassifier().fit(X, y > 0).score(X, y > 0) > 0.8
 """
 
 DATA = """
-from gbattn.corpora import TokenStream, load_corpus
+from gbattn.corpora import TokenStream
+from gbattn.lab.token_cache import load_corpus
 corpus = load_corpus("python-docs", vocab_size=300, max_train_tokens=2000, cache="cache")
 assert corpus.decode(corpus.encode("A list is")) == "A list is"
 TokenStream(corpus.train, 16, 2, seed=0).batch(0)
@@ -85,7 +86,9 @@ from types import SimpleNamespace
 import numpy as np
 from gbattn import LanguageModel, ModelConfig
 from gbattn.comparison import compare, equivalent, holm
-from gbattn.training import TrainConfig, checkpoints, evaluate, load_weights, train
+from gbattn.training import TrainConfig, evaluate
+from gbattn.lab.checkpoints import checkpoints, load_weights
+from gbattn.lab.training import train
 text = np.arange(2000) % 7
 corpus = SimpleNamespace(train=text[:1500], valid=text[1500:])
 model = LanguageModel(ModelConfig(vocab_size=7, max_length=16, d_model=8, n_layers=1, n_heads=2))

@@ -106,6 +106,10 @@ def instance(kind: type, want: str) -> Rule:
 
 
 NUMBER: Rule = is_number, "a finite number"
+FLOAT: Rule = (  # infinite and NaN, too
+    lambda x: isinstance(x, (int, float)) and not isinstance(x, bool),
+    "a number",
+)
 POSITIVE = number("a positive, finite number", lambda x: x > 0)
 NOT_NEGATIVE = number("a finite number, 0 or more", lambda x: x >= 0)
 FRACTION = number("a number from 0 to 1", lambda x: 0 <= x <= 1)

@@ -1,5 +1,6 @@
 """Files that are whole or not there, folders that one process holds, JSON that names its file."""
 
+import hashlib
 import json
 import os
 import re
@@ -39,6 +40,12 @@ def read_json(path: Path, want: str) -> object:
     except (OSError, ValueError, RecursionError) as error:
         got = f"{type(error).__name__}: {str(error)[:200]}"
         raise ArgumentError(str(path), got, want)
+
+
+def file_checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomic(path: Path, content: bytes) -> None:

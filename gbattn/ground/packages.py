@@ -1,8 +1,10 @@
 """Packages that only some of the library needs."""
 
+import importlib
 import re
 from importlib.metadata import version
 from importlib.util import find_spec
+from types import ModuleType
 
 from gbattn.ground.arguments import require
 
@@ -26,3 +28,9 @@ def check_packages(
             first, end = map(number, releases)
             want = ">={},<{}: {}".format(*releases, cure)
             require(first <= number(got) < end, package, got, want)
+
+
+def load_package(extra: str, package: str, also: str = "") -> ModuleType:
+    """Import a package of an extra of gbattn where it is used."""
+    check_packages(extra, package, also=also)
+    return importlib.import_module(package)

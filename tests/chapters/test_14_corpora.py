@@ -20,20 +20,19 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn import corpora
 from gbattn.corpora import (
-    HUB,
     SPLITS,
     PackedBatch,
-    TextStream,
     TokenStream,
     bigram_loss,
     bits_per_byte,
-    load_corpus,
-    open_corpus,
     pack_documents,
     python_docs,
     sequential_windows,
     train_tokenizer,
 )
+from gbattn.lab.downloads import HUB
+from gbattn.lab.text_stream import TextStream
+from gbattn.lab.token_cache import load_corpus, open_corpus
 from gbattn.language_model import LanguageModel, ModelConfig
 
 ENGLISH = "the cat sat on the mat. The dog didn't; it lay there, 12 days.\n" * 20
@@ -1120,7 +1119,7 @@ def test_what_a_killed_process_left_is_removed_at_once(folder, tmp_path):
 
 FULL = """
 import resource, sys
-from gbattn.corpora import load_corpus
+from gbattn.lab.token_cache import load_corpus
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
 try:
     load_corpus(sys.argv[1], vocab_size=256, cache=sys.argv[2])
@@ -1253,7 +1252,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path):
     """The real library, told that it is offline, so that the test takes no part of a minute."""
     code = """
 import sys
-from gbattn.corpora import load_corpus
+from gbattn.lab.token_cache import load_corpus
 for name in ("wikitext-2", "openwebtext"):
     try:
         load_corpus(name, cache=sys.argv[1])

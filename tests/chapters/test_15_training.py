@@ -28,25 +28,24 @@ from torch import nn
 
 from claims import claim
 from gbattn import training
-from gbattn.corpora import TokenStream, manifest_checksum
+from gbattn.corpora import TokenStream
 from gbattn.experiments import EXPERIMENTS
+from gbattn.lab.checkpoints import checkpoints, load_weights
+from gbattn.lab.processes import check_device, check_precision
+from gbattn.lab.run_folder import RunFolder
+from gbattn.lab.speed import measure_speed
+from gbattn.lab.token_cache import manifest_checksum
+from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import (
     Evaluation,
     History,
     RateGroup,
-    RunFolder,
     TrainConfig,
-    check_device,
-    check_precision,
-    checkpoints,
     decay_groups,
     evaluate,
     learning_rate,
-    load_weights,
-    measure_speed,
     step_seed,
-    train,
 )
 
 T, V = 8, 20
@@ -1697,7 +1696,8 @@ import json, sys
 from types import SimpleNamespace
 import accelerate, numpy as np, torch
 from torch import nn
-from gbattn.training import TrainConfig, train
+from gbattn.training import TrainConfig
+from gbattn.lab.training import train
 torch.set_num_threads(1)
 T, V = {T}, {V}
 {inspect.getsource(Toy)}
@@ -1773,7 +1773,8 @@ from types import SimpleNamespace
 import accelerate, numpy as np, torch
 from gbattn import training
 from gbattn.language_model import LanguageModel, ModelConfig
-from gbattn.training import TrainConfig, train
+from gbattn.training import TrainConfig
+from gbattn.lab.training import train
 torch.set_num_threads(1)
 text = SimpleNamespace(train=np.array({CORPUS.train.tolist()}), valid=np.array({CORPUS.valid.tolist()}))
 model, settings, folder = map(json.loads, sys.argv[1:])

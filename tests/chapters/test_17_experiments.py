@@ -20,10 +20,9 @@ import pytest
 import torch
 from filelock import FileLock
 
-from gbattn import experiments, training
+from gbattn import experiments
 from gbattn.comparison import MEASURES, best_rates, compare
 from gbattn.conventions import Record
-from gbattn.corpora import manifest_checksum
 from gbattn.cost import attention_cost
 from gbattn.experiments import (
     CATALOGUE,
@@ -38,9 +37,12 @@ from gbattn.experiments import (
     run,
     status_of,
 )
+from gbattn.lab import training
+from gbattn.lab.checkpoints import checkpoints
+from gbattn.lab.token_cache import manifest_checksum
 from gbattn.language_model import LanguageModel, model_cost
 from gbattn.layers import MultiHeadAttention, make_attention
-from gbattn.training import checkpoints, evaluate
+from gbattn.training import evaluate
 
 STANDARD, WIDER, BOOSTED = EXPERIMENTS["quick"].arms
 
@@ -609,7 +611,7 @@ def one_thread(monkeypatch):
 
 def test_each_run_is_a_job_and_its_record_the_same(corpora, tmp_path, one_thread, monkeypatch, capfd):
     """One that was stopped goes on, one that another process holds is left to it, and one that fails is named."""
-    broken, update = Arm(name="broken", train={"warmup_steps": 40}), training._update
+    broken, update = Arm(name="broken", train={"warmup_steps": 40}), training.update
     of = replace(LONG, arms=(STANDARD, BOOSTED, broken), seeds=(1,))
     stopped, held, _ = of.runs()
 
@@ -619,7 +621,7 @@ def test_each_run_is_a_job_and_its_record_the_same(corpora, tmp_path, one_thread
         update(one)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(training, "_update", dying)
+        patched.setattr(training, "update", dying)
         go(corpora, tmp_path, of)
     (kept,) = (path / "training.json" for path in under_way(tmp_path))
     state = json.loads(kept.read_text())

@@ -14,6 +14,7 @@ from torch import nn
 from claims import claim
 from gbattn.corpora import Batch
 from gbattn.diagnostics import token_losses, trace
+from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.timing import (
     HoldAndRamp,
@@ -29,7 +30,7 @@ from gbattn.timing import (
     slow_rows,
     slowed,
 )
-from gbattn.training import RateGroup, TrainConfig, train
+from gbattn.training import RateGroup, TrainConfig
 
 F64 = torch.float64
 RANDOM = np.random.RandomState(0)

@@ -24,11 +24,13 @@ from gbattn.blocks import NORMALIZERS, PLACEMENTS
 from gbattn.command_line import main, options
 from gbattn.commands import COMMANDS, MODEL, TRAINING
 from gbattn.comparison import compare
-from gbattn.corpora import bigram_loss, bits_per_byte, load_corpus, manifest_checksum, train_tokenizer
+from gbattn.corpora import bigram_loss, bits_per_byte, train_tokenizer
 from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
 from gbattn.ground.records import results_folder
+from gbattn.lab.checkpoints import checkpoints
+from gbattn.lab.token_cache import load_corpus, manifest_checksum
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
-from gbattn.training import TrainConfig, checkpoints, evaluate
+from gbattn.training import TrainConfig, evaluate
 
 PROGRAM = [sys.executable, "-P", "-c", "import sys; from gbattn.command_line import main; sys.exit(main())"]
 WORDS = "the a cat dog sees likes big small red house and runs to with under tree".split()
@@ -386,7 +388,7 @@ def test_a_home_is_found_where_the_shell_leaves_it(text, tmp_path, result, monke
 @pytest.mark.skipif(torch.cuda.is_available(), reason="A GPU is no mistake here.")
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
 def test_a_precision_that_wants_a_gpu_is_refused_before_the_text_is_read(call, monkeypatch, tmp_path, precision):
-    monkeypatch.setattr("gbattn.corpora.load_corpus", lambda *words, **how: pytest.fail("the text was read"))
+    monkeypatch.setattr("gbattn.lab.token_cache.load_corpus", lambda *words, **how: pytest.fail("the text was read"))
     outcome = call("train", "--folder", tmp_path / "m", "--precision", precision)
     refused(outcome, 2, f"--precision: got '{precision}' without a GPU")
 
@@ -433,7 +435,7 @@ def test_a_built_in_name_is_the_built_in_text(text, tmp_path, call, result, monk
     built_in = load_corpus(text, vocab_size=300)
     names = []
     load = lambda name, **recipe: names.append(name) or built_in
-    monkeypatch.setattr("gbattn.corpora.load_corpus", load)
+    monkeypatch.setattr("gbattn.lab.token_cache.load_corpus", load)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(built_in.folder, tmp_path / "wikitext-2")
     (tmp_path / "wikitext-2" / "train.bin").unlink()
@@ -484,7 +486,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_done_again(text, tmp_path
     once = result(*words)
     shutil.rmtree(tmp_path / "checkpoints")
     before = (tmp_path / "model.safetensors").read_bytes()
-    monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
+    monkeypatch.setattr("gbattn.lab.run_folder.train", lambda *words, **how: pytest.fail("trained again"))
     code, out, err = call(*words, "--json")
     again = json.loads(out)
     assert code == 0 and f"{tmp_path} holds the run up to step 20: finished" in err
@@ -530,15 +532,15 @@ def test_another_run_in_the_folder(text, trained, call):
 
 def test_the_history_is_json_whatever_is_in_it(text, tmp_path, call, monkeypatch):
     """In fp16 an update whose gradient is not finite is skipped, and its point is infinite."""
-    from gbattn import training
+    from gbattn.lab import run_folder
 
     def infinite(*words, **how):
         history = real(*words, **how)
         history.gradient_norm[0] = math.inf
         return history
 
-    real = training.train
-    monkeypatch.setattr(training, "train", infinite)
+    real = run_folder.train
+    monkeypatch.setattr(run_folder, "train", infinite)
     assert call("train", text, "--folder", tmp_path, *SHORT)[0] == 0
     found = json.loads((tmp_path / "history.json").read_text(), parse_constant=pytest.fail)
     assert found["gradient_norm"][0] is None
@@ -924,7 +926,7 @@ def test_a_history_that_says_nonsense(text, trained, tmp_path, call, monkeypatch
     path = tmp_path / "history.json"
     found = change(json.loads(path.read_text()))
     path.write_text(found if isinstance(found, str) else json.dumps(found))
-    monkeypatch.setattr("gbattn.training.train", lambda *words, **how: pytest.fail("trained again"))
+    monkeypatch.setattr("gbattn.lab.run_folder.train", lambda *words, **how: pytest.fail("trained again"))
     outcome = call("train", text, "--folder", tmp_path, *SHORT)
     refused(outcome, 1, f"{path}: got ", "; want what gbattn train wrote: copy or delete it")
 
@@ -934,7 +936,8 @@ import contextlib, io, json, os, random, shutil, sys, traceback
 from pathlib import Path
 import torch
 from gbattn.command_line import main
-from gbattn.corpora import file_checksum, manifest_checksum
+from gbattn.ground.files import file_checksum
+from gbattn.lab.token_cache import manifest_checksum
 
 torch.set_num_threads(1)
 trained, text, place, *words = sys.argv[1:]
@@ -1285,7 +1288,7 @@ def test_ctrl_c_before_the_first_checkpoint(text, tmp_path, call, monkeypatch):
     def press(*words, **how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gbattn.training.train", press)
+    monkeypatch.setattr("gbattn.lab.run_folder.train", press)
     code, out, err = call("train", text, "--folder", tmp_path / "m", *SHORT)
     assert (code, out) == (130, "") and err.endswith("gbattn train: stopped; nothing is kept yet\n")
 
@@ -1294,7 +1297,7 @@ def test_ctrl_c_anywhere(call, monkeypatch, text):
     def press(*words, **how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gbattn.corpora.load_corpus", press)
+    monkeypatch.setattr("gbattn.lab.token_cache.load_corpus", press)
     code, out, err = call("tokenize", text)
     assert (code, out) == (130, "") and err.strip().endswith("gbattn tokenize: stopped")
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from gbattn import training
 from gbattn.experiments import EXPERIMENTS, run
+from gbattn.lab import training
+from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, ModelConfig
-from gbattn.training import RateGroup, TrainConfig, evaluate, train
+from gbattn.training import RateGroup, TrainConfig, evaluate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 V, T = 40, 16
@@ -142,18 +143,18 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch, precision, capture):
     config = settings(precision=precision, checkpoint_every=4)
     options = dict(progress=False, capture=capture)
     whole = train(small(dropout=0.1), corpus(), config, **options)
-    update = training._update
+    update = training.update
 
     def dying(run):
         if run.step == 7:
             raise KeyboardInterrupt
         update(run)
 
-    monkeypatch.setattr(training, "_update", dying)
+    monkeypatch.setattr(training, "update", dying)
     with pytest.raises(KeyboardInterrupt):
         train(small(dropout=0.1), corpus(), config, folder=tmp_path, **options)
     began = []
-    monkeypatch.setattr(training, "_update", lambda run: (began.append(run.step), update(run)))
+    monkeypatch.setattr(training, "update", lambda run: (began.append(run.step), update(run)))
     again = train(small(dropout=0.1), corpus(), config, folder=tmp_path, **options)
     assert began[0] == 6
     assert again.step == whole.step and losses(again) == pytest.approx(losses(whole), rel=1e-4)

@@ -1,0 +1,1 @@
+"""The laboratory above the book: files, caches, queues and commands that make its runs."""
