@@ -2,7 +2,7 @@
 
 import sys
 
-from gbattn.command_line import main
+from gbattn.lab.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

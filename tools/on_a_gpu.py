@@ -22,8 +22,11 @@ from pathlib import Path
 
 import torch
 
-from gbattn.experiments import EXPERIMENTS, CorpusSpec, run
+from gbattn.experiments import CorpusSpec
 from gbattn.ground.records import results_folder
+from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.lab.queue import run_experiment
+from gbattn.lab.texts import load_text
 
 ROOT = Path(__file__).parents[1]
 # Experiments in the order in which one takes its rates from the other, and the processes that share the GPU. A run at
@@ -61,7 +64,7 @@ def perform(name, rehearse, options):
     """Run an experiment to its end, in a process of its own."""
     experiment = EXPERIMENTS[name]
     capture = torch.cuda.is_available() and not experiment.train.get("compile", False)
-    run(rehearsal(experiment) if rehearse else experiment, capture=capture, **options)
+    run_experiment(rehearsal(experiment) if rehearse else experiment, capture=capture, **options)
 
 
 def run_experiments(names, rehearse, until, options):
@@ -127,7 +130,7 @@ def main():
         parser.error("there is no GPU here; --prepare and --rehearse need none")
     if not options.rehearse:
         for name in names:  # fails with the name of the text that is missing
-            EXPERIMENTS[name].corpus.load(options.corpora)
+            load_text(EXPERIMENTS[name].corpus, options.corpora)
     if options.prepare:
         return
     if torch.cuda.is_available():

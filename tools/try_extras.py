@@ -146,10 +146,11 @@ for words in (
 """
 
 CLUSTER = """
-from gbattn.experiments import EXPERIMENTS, run
+from gbattn.lab.queue import run_experiment
+from gbattn.lab.catalogue import EXPERIMENTS
 from dataclasses import replace
 small = replace(EXPERIMENTS["quick"], name="small", seeds=(1,))
-records = run(small, folder="records", work="work", cluster={"cluster": "local", "timeout_min": 20})
+records = run_experiment(small, folder="records", work="work", cluster={"cluster": "local", "timeout_min": 20})
 assert len(records) == 3
 """
 

@@ -22,3 +22,13 @@ def with_progress(steps: Iterable, progress: bool, what: str) -> Iterable:
     except ImportError:
         return steps
     return tqdm(steps, desc=what)
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error's message on one line: in full for a ValueError, else its first
+    line, cut to 300 characters, since a compiler's can have a thousand."""
+    message = str(error).strip()
+    if not isinstance(error, ValueError):
+        line = message.partition("\n")[0]
+        message = line if len(line) <= 300 else f"{line[:299]}…"
+    return printable(" ".join(message.split())) or type(error).__name__

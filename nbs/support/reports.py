@@ -26,9 +26,12 @@ from gbattn.comparison import (
     welch,
 )
 from gbattn.conventions import Record, colour_of, load_records, put_to_test, quote
-from gbattn.experiments import EXPERIMENTS, Arm, Experiment, records_of
+from gbattn.experiments import Arm, Experiment
 from gbattn.ground.arguments import require
 from gbattn.ground.records import experiment_folder
+from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.lab.records import Plan, records_of
+from gbattn.lab.texts import load_text
 from gbattn.language_model import LanguageModel
 
 NOT_YET = "(not known yet)"
@@ -168,7 +171,7 @@ class Report:
     def untuned(self, name: str) -> set[str]:
         """Return the arms of an experiment whose rate lies at the edge of its grid."""
         if name not in self._untuned:
-            parts = (one.untuned(self.folder) for one in self.parts(name))
+            parts = (Plan(one, self.folder).untuned() for one in self.parts(name))
             self._untuned[name] = set().union(*parts)
         return self._untuned[name]
 
@@ -558,12 +561,12 @@ def effects_of(model: LanguageModel, valid: np.ndarray) -> dict:
 def measure_effects(experiment: Experiment, runs: Path) -> None:
     """Record the `effects_of` each model of an experiment that is stored in a folder of
     runs."""
-    for one in experiment.tuned().runs():
+    for one in Plan(experiment).runs:
         done = experiment_folder("worth-of-tokens") / f"{one.id}.json"
         if done.is_file() or not (runs / one.id / "model").is_dir():
             continue
         model = LanguageModel.from_pretrained(runs / one.id / "model").eval()
-        found = effects_of(model, one.corpus.load().valid)
+        found = effects_of(model, load_text(one.corpus).valid)
         about = dict(id=one.id, arm=one.arm.name, seed=one.seed)
         Record("worth-of-tokens", about, found).save(one.id)
 

@@ -29,7 +29,7 @@ from torch import nn
 from claims import claim
 from gbattn import training
 from gbattn.corpora import TokenStream
-from gbattn.experiments import EXPERIMENTS
+from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.checkpoints import checkpoints, load_weights
 from gbattn.lab.processes import check_device, check_precision
 from gbattn.lab.run_folder import RunFolder

@@ -24,21 +24,13 @@ from gbattn import experiments
 from gbattn.comparison import MEASURES, best_rates, compare
 from gbattn.conventions import Record
 from gbattn.cost import attention_cost
-from gbattn.experiments import (
-    CATALOGUE,
-    EXPERIMENTS,
-    Arm,
-    CorpusSpec,
-    Experiment,
-    comparable,
-    find_experiment,
-    least_seconds,
-    records_of,
-    run,
-    status_of,
-)
+from gbattn.experiments import Arm, CorpusSpec, Experiment
 from gbattn.lab import training
+from gbattn.lab.catalogue import CATALOGUE, EXPERIMENTS, find_experiment
 from gbattn.lab.checkpoints import checkpoints
+from gbattn.lab.queue import run
+from gbattn.lab.records import comparable, records_of
+from gbattn.lab.status import least_seconds, status_of
 from gbattn.lab.token_cache import manifest_checksum
 from gbattn.language_model import LanguageModel, model_cost
 from gbattn.layers import MultiHeadAttention, make_attention
@@ -511,7 +503,7 @@ def test_drafts_of_a_killed_process_are_cleared_by_who_goes_on_with_the_run(corp
 
 CODE = """
 import pickle, sys
-from gbattn.experiments import run
+from gbattn.lab.queue import run
 experiment, options = pickle.load(sys.stdin.buffer)
 print(len(run(experiment, progress=False, **options)))
 """

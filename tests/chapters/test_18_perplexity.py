@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from gbattn.conventions import Record
-from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
+from gbattn.experiments import Arm, CorpusSpec, Experiment
+from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.lab.records import records_of
 from gbattn.language_model import LanguageModel, ModelConfig
 from support import reports
 from support.reports import (

@@ -14,9 +14,7 @@ from gbattn.attention import causal_mask, merge_heads
 from gbattn.boosted import alignment, functional_gradient
 from gbattn.corpora import Batch
 from gbattn.diagnostics import (
-    Means,
     descent,
-    diagnose,
     divergence,
     edited,
     effective_rank,
@@ -25,14 +23,13 @@ from gbattn.diagnostics import (
     induction_scores,
     patched,
     rounds_of,
-    spread_windows,
     stopped,
-    token_groups,
     token_losses,
     trace,
     with_gates,
     without_round,
 )
+from gbattn.lab.diagnosis import Means, diagnose, spread_windows, token_groups
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.layers import LAYERS, MultiHeadAttention, register
 from gbattn.retrieval import encode, induction_layer

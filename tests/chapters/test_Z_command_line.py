@@ -21,13 +21,16 @@ from hypothesis import strategies as st
 
 from gbattn import command_line, commands, experiments
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
-from gbattn.command_line import main, options
-from gbattn.commands import COMMANDS, MODEL, TRAINING
 from gbattn.comparison import compare
 from gbattn.corpora import bigram_loss, bits_per_byte, train_tokenizer
-from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment, records_of
+from gbattn.experiments import Arm, CorpusSpec, Experiment
 from gbattn.ground.records import results_folder
+from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.checkpoints import checkpoints
+from gbattn.lab.command_line import main, options
+from gbattn.lab.commands import COMMANDS
+from gbattn.lab.commands.options import MODEL, TRAINING
+from gbattn.lab.records import records_of
 from gbattn.lab.token_cache import load_corpus, manifest_checksum
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig, evaluate
@@ -580,7 +583,7 @@ KILLED = """
 import contextlib, io, json, os, sys
 from pathlib import Path
 import torch
-from gbattn.command_line import main
+from gbattn.lab.command_line import main
 
 torch.set_num_threads(1)
 text, place, *words = sys.argv[1:]
@@ -935,7 +938,7 @@ HOSTILE = r"""
 import contextlib, io, json, os, random, shutil, sys, traceback
 from pathlib import Path
 import torch
-from gbattn.command_line import main
+from gbattn.lab.command_line import main
 from gbattn.ground.files import file_checksum
 from gbattn.lab.token_cache import manifest_checksum
 
@@ -1232,8 +1235,9 @@ def test_sigterm_in_a_queue_leaves_no_process(text, tmp_path, workers):
     """And the same command goes on."""
     program = f"""if 1:
         import sys
-        from gbattn.command_line import main
-        from gbattn.experiments import EXPERIMENTS, Arm, CorpusSpec, Experiment
+        from gbattn.lab.command_line import main
+        from gbattn.experiments import Arm, CorpusSpec, Experiment
+        from gbattn.lab.catalogue import EXPERIMENTS
         EXPERIMENTS["tiny"] = Experiment(
             name="tiny", question="?", corpus=CorpusSpec(name="tiny", vocab_size=300),
             model=dict(max_length=16, d_model=8, n_layers=1, n_heads=2),
@@ -1725,7 +1729,7 @@ def test_ctrl_c_in_a_queue(experiment, tmp_path, call, monkeypatch):
     def press(*words, **how):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gbattn.experiments.run", press)
+    monkeypatch.setattr("gbattn.lab.queue.run", press)
     code, out, err = call("run", "tiny", "--results", tmp_path)
     assert (code, out) == (130, "") and "what is finished is in" in err and "the same command goes on" in err
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gbattn.experiments import EXPERIMENTS, run
+from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.lab.queue import run_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import on_a_gpu
@@ -37,7 +38,7 @@ def test_a_rehearsed_run_is_packed_and_the_records_before_it_are_not(tmp_path):
     old = tmp_path / "18_perplexity" / "old.json"
     old.write_text("{}")
     toy = on_a_gpu.rehearsal(EXPERIMENTS["composition-sweep"])
-    run(replace(toy, arms=toy.arms[:1]), folder=tmp_path, work=tmp_path / "work", progress=False)
+    run_experiment(replace(toy, arms=toy.arms[:1]), folder=tmp_path, work=tmp_path / "work", progress=False)
     on_a_gpu.pack(tmp_path, {old, *(tmp_path / "work").rglob("*.json")}, tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "records.tar.gz") as archive:
         (name,) = archive.getnames()

@@ -56,7 +56,8 @@ def metadata(wheel, name):
 
 def test_the_wheel_holds_the_library_and_nothing_else(wheel):
     folder = ROOT / "gbattn"
-    files = [*folder.glob("*.py*"), *folder.glob("ground/*.py"), *folder.glob("catalogue/*.toml")]
+    patterns = ("*.py*", "ground/*.py", "lab/**/*.py", "lab/catalogue/*.toml")
+    files = [path for pattern in patterns for path in folder.glob(pattern)]
     library = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()} | {"gbattn/py.typed"}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == library, f"missing: {sorted(library - held)}; not the library: {sorted(held - library)}"
@@ -121,7 +122,7 @@ def test_the_wheel_says_what_it_is(wheel):
     entry_points = configparser.ConfigParser(delimiters="=")
     entry_points.read_string(metadata(wheel, "entry_points.txt"))
     assert entry_points["nbdev"]["gbattn"] == "gbattn._modidx:d"
-    assert entry_points["console_scripts"]["gbattn"] == "gbattn.command_line:main"
+    assert entry_points["console_scripts"]["gbattn"] == "gbattn.lab.command_line:main"
 
 
 def test_modules_load_torch_and_numpy_only():

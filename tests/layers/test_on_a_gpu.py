@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gbattn.experiments import EXPERIMENTS, run
 from gbattn.lab import training
+from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.lab.queue import run_experiment
 from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.training import RateGroup, TrainConfig, evaluate
@@ -188,6 +189,6 @@ def test_a_saved_model_comes_back(tmp_path):
 def test_an_experiment_runs(tmp_path):
     quick = EXPERIMENTS["quick"]
     short = replace(quick, name="short", seeds=(1,), train=quick.train | dict(steps=8))
-    records = run(short, folder=tmp_path / "results", work=tmp_path / "work", progress=False, capture=True)
+    records = run_experiment(short, folder=tmp_path / "results", work=tmp_path / "work", progress=False, capture=True)
     assert len(records) == len(short.arms)
     assert all(math.isfinite(r.measured["test_loss"]) and "NVIDIA" in r.provenance["device"].upper() for r in records)
