@@ -17,34 +17,38 @@ import torch
 from gbattn.conventions import Record
 from gbattn.experiments import Arm, CorpusSpec, Experiment
 from gbattn.lab.catalogue import EXPERIMENTS
-from gbattn.lab.records import records_of
+from gbattn.lab.records import Plan, records_of
 from gbattn.language_model import LanguageModel, ModelConfig
-from support import reports
-from support.reports import (
-    BASELINES,
-    BOOSTED,
-    NOT_YET,
-    ORDERINGS,
-    SETTINGS,
-    Report,
-    Setting,
-    answer_table,
-    answers,
+from support import effects, reports, verdicts
+from support.effects import (
     apart_in_arm,
     first_block,
-    gap_curve,
+    increase_by_token,
+    why_runs_differ,
+)
+from support.reports import (
+    NOT_YET,
+    Report,
     has_interval,
     in_percent,
     in_short,
-    increase_by_token,
     ordering,
     percent,
-    planned_p,
     quote_all,
+)
+from support.verdicts import (
+    BASELINES,
+    BOOSTED,
+    ORDERINGS,
+    SETTINGS,
+    Setting,
+    answer_table,
+    answers,
+    gap_curve,
+    planned_p,
     settings_table,
     shift_table,
     verdict,
-    why_runs_differ,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +151,7 @@ def test_a_rate_at_the_edge_leaves_an_ordering_undecided(tmp_path):
         found = dict(valid_loss=abs(one.train.learning_rate - best), test_loss=1.0, diverged=False)
         Record("sweep", one.settings, found | dict(parameters=1, non_embedding=1)).save(one.name, tmp_path)
     after = replace(TOY, train=train, rates_from=sweep)
-    save(tmp_path, after.tuned(tmp_path))
+    save(tmp_path, Plan(after, tmp_path).tuned)
     report = Report(tmp_path, {"toy": after, "sweep": sweep})
     assert report.edges("sweep") == "at the edge of the grid, so not yet found: standard"
     assert report.untuned("toy") == {"standard"}
@@ -241,9 +245,9 @@ def test_a_token_that_decides_is_worth_most_and_no_other_anything(group, back):
 
 def test_the_worth_of_tokens_is_measured_on_windows_of_the_text(monkeypatch):
     seen = []
-    monkeypatch.setattr(reports, "increase_by_token", lambda model, windows: seen.append(windows) or {"a": 1})
-    monkeypatch.setattr(reports, "first_block", lambda model, windows: seen.append(windows) or {"b": 2})
-    assert reports.effects_of(None, np.arange(4000, dtype=np.uint16)) == {"a": 1, "b": 2}
+    monkeypatch.setattr(effects, "increase_by_token", lambda model, windows: seen.append(windows) or {"a": 1})
+    monkeypatch.setattr(effects, "first_block", lambda model, windows: seen.append(windows) or {"b": 2})
+    assert effects.effects_of(None, np.arange(4000, dtype=np.uint16)) == {"a": 1, "b": 2}
     windows, few = seen
     assert windows.shape == (2048, 49) and (windows.diff(dim=1) == 1).all()
     assert len(windows[:, 0].unique()) == 2048 and torch.equal(few, windows[:128])
@@ -251,14 +255,14 @@ def test_the_worth_of_tokens_is_measured_on_windows_of_the_text(monkeypatch):
 
 def test_the_effects_of_a_stored_model_are_recorded_once(tmp_path, monkeypatch):
     monkeypatch.setenv("GBATTN_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setattr(CorpusSpec, "load", lambda self: SimpleNamespace(valid="the text"))
+    monkeypatch.setattr(effects, "load_text", lambda spec: SimpleNamespace(valid="the text"))
     calls = []
-    monkeypatch.setattr(reports, "effects_of", lambda *of: calls.append(of) or {"loss": 1.0})
+    monkeypatch.setattr(effects, "effects_of", lambda *of: calls.append(of) or {"loss": 1.0})
     one = TOY.runs()[0]
     model = LanguageModel(one.model)
     model.save_pretrained(tmp_path / one.id / "model")
     for _ in range(2):
-        reports.measure_effects(TOY, tmp_path)
+        effects.measure_effects(TOY, tmp_path)
     ((measured, text),) = calls
     assert text == "the text" and not measured.training and measured.config == one.model
     assert Report(tmp_path / "results", {"toy": TOY}).effects == {one.id: {"loss": 1.0}}
@@ -317,7 +321,7 @@ def shift_report(folder, standard, flops, *, more=None, noise=1.0, diverged=None
             losses = [[x - math.log1p(gap / 100) for x in base] for base, gap in zip(found, of)]
             if diverged:
                 losses[diverged == "flops"][3] = None
-            save(folder, toy if sweep is None else toy.tuned(folder), dict(zip(SHIFTED, (boosted, *losses))))
+            save(folder, toy if sweep is None else Plan(toy, folder).tuned, dict(zip(SHIFTED, (boosted, *losses))))
         known[name] = toy
     if missing:
         next((folder / "shift").glob(f"{missing}*")).unlink()
@@ -368,7 +372,7 @@ def shift_reports(tmp_path_factory):
 
 
 def decides(report, state, again):
-    of = reports.shifted(report)
+    of = verdicts.shifted(report)
     name, confidence = ("shift+shift-again", 0.975) if again else ("shift", 0.95)
     return (of.rules, of.name, of.confidence) == (RULES[state], name, confidence)
 
@@ -377,7 +381,7 @@ def decides(report, state, again):
 def test_what_the_shift_decides(outcome, shift_reports, capsys):
     _, state, again = OUTCOMES[outcome]
     assert decides(shift_reports[outcome], state, again)
-    reports.judge_previous_token(shift_reports[outcome])
+    verdicts.judge_previous_token(shift_reports[outcome])
     printed = capsys.readouterr().out
     assert printed.count("verdict") == {"waiting": 0}.get(state, 2) - ("diverged" in outcome)
     assert printed.count("verdict     holds") == sum(RULES[state] or ())
@@ -388,12 +392,12 @@ def test_what_the_shift_decides(outcome, shift_reports, capsys):
     "outcome, verdict", {"rule 1": "holds", "rule 2": "DOES NOT HOLD", "again open": "DOES NOT HOLD"}.items()
 )
 def test_rule_1_in_another_setting_looks_once(outcome, verdict, shift_reports, capsys):
-    reports.judge_previous_token(shift_reports[outcome], "shift")
+    verdicts.judge_previous_token(shift_reports[outcome], "shift")
     printed = capsys.readouterr().out
     said = "shift, rule 1: boosted − standard", "10 pairs", "95 % interval not below"
     assert all(text in printed for text in said)
     assert printed.count("verdict") == printed.count(f"verdict     {verdict}") == 1
-    reports.judge_previous_token(shift_reports[outcome], "shift", rules=2)
+    verdicts.judge_previous_token(shift_reports[outcome], "shift", rules=2)
     both = capsys.readouterr().out
     assert both.startswith(printed) and "shift, rule 2: boosted − wider by FLOPs" in both and both.count("verdict") == 2
 
@@ -408,7 +412,7 @@ def test_a_rate_at_the_edge_meets_no_rule(tmp_path):
         Record("sweep", one.settings, found | dict(parameters=1, non_embedding=1)).save(one.name, tmp_path)
     report = shift_report(tmp_path, 0, +3, train=train, sweep=sweep)
     assert decides(report, "open", again=False), "first the grid is extended"
-    assert "standard_shift lies at the edge" in reports.shifted(report).doubts[0]
+    assert "standard_shift lies at the edge" in verdicts.shifted(report).doubts[0]
 
 
 RULE_MUTANTS = {
@@ -431,11 +435,11 @@ RULE_MUTANTS = {
 @pytest.mark.parametrize("mutant", RULE_MUTANTS)
 def test_a_wrong_rule_of_the_shift_is_noticed(mutant, shift_reports, monkeypatch):
     old, new = RULE_MUTANTS[mutant]
-    source = inspect.getsource(reports.shifted)
+    source = inspect.getsource(verdicts.shifted)
     assert source.count(old) >= 1
-    scope = dict(vars(reports))
+    scope = dict(vars(verdicts))
     exec(source.replace(old, new), scope)
-    monkeypatch.setattr(reports, "shifted", scope["shifted"])
+    monkeypatch.setattr(verdicts, "shifted", scope["shifted"])
 
     assert not all(decides(shift_reports[outcome], *of[1:]) for outcome, of in OUTCOMES.items())
 
@@ -469,16 +473,16 @@ def made_up_runs(mean=100.0, spread=0.01, failed=0, diverged=0):
 def test_what_a_cure_must_do(options, accepted, capsys):
     """Against plain runs of five times the spread, and a gentler rate of the same."""
     others = made_up_runs(spread=0.05, failed=3), made_up_runs()
-    found = reports.cure(made_up_runs(**options), *others)
+    found = verdicts.cure(made_up_runs(**options), *others)
     assert found.accepted is accepted
     assert found.failed == options.get("failed", options.get("diverged", 0))
     assert found.ratio == pytest.approx(options.get("spread", 0.01) / 0.05, rel=0.2)
     assert found.worse == pytest.approx(options.get("mean", 100) - 100, abs=0.2)
-    reports.judge_cure("a cure", made_up_runs(**options), *others)
+    verdicts.judge_cure("a cure", made_up_runs(**options), *others)
     assert ("verdict     holds" in capsys.readouterr().out) is accepted
-    reports.judge_cure("a cure", made_up_runs()[:9], *others)
+    verdicts.judge_cure("a cure", made_up_runs()[:9], *others)
     assert "9 of 10 runs are in, of the plain ones 10" in capsys.readouterr().out
-    reports.judge_cure("a cure", made_up_runs(failed=2)[:3], *others)
+    verdicts.judge_cure("a cure", made_up_runs(failed=2)[:3], *others)
     assert "observed    2 of 3\n" in (out := capsys.readouterr().out) and "verdict     holds" not in out
 
 
@@ -494,8 +498,8 @@ def test_losses_alone_can_reject_a_cure_and_cannot_accept_it(options, verdict, o
     """What a model loses without a part is not known of models that were not kept."""
     changed = [{key: run[key] for key in ("diverged", "test_loss")} for run in made_up_runs(**options)]
     others = made_up_runs(spread=0.05, failed=3), made_up_runs()
-    assert reports.cure(changed, *others).accepted is (None if verdict == "undecided" else False)
-    reports.judge_cure("a cure", changed, *others)
+    assert verdicts.cure(changed, *others).accepted is (None if verdict == "undecided" else False)
+    verdicts.judge_cure("a cure", changed, *others)
     out = capsys.readouterr().out
     assert f"verdict     {verdict}" in out and observed in out
 
@@ -521,8 +525,8 @@ def of_depth(folder, slope, missing=False):
 @pytest.mark.parametrize(("slope", "verdict"), [(0.01, "holds"), (0.0, "undecided"), (-0.01, "DOES NOT HOLD")])
 def test_whether_the_lead_falls_with_depth(slope, verdict, tmp_path, capsys):
     report = of_depth(tmp_path, slope)
-    assert reports.slopes_with_depth(report) == pytest.approx([slope - 0.001, slope, slope + 0.001])
-    reports.judge_depth(report)
+    assert verdicts.slopes_with_depth(report) == pytest.approx([slope - 0.001, slope, slope + 0.001])
+    verdicts.judge_depth(report)
     assert f"verdict     {verdict}" in capsys.readouterr().out
 
 
@@ -536,14 +540,14 @@ def test_a_mean_for_a_sentence_has_the_interval_of_its_row(tmp_path):
 def test_a_rate_at_the_edge_leaves_the_slope_undecided(tmp_path, capsys):
     report = of_depth(tmp_path, 0.01)
     report._untuned["depth-2"] = {"wider"}
-    reports.judge_depth(report)
+    verdicts.judge_depth(report)
     assert "undecided: the learning rate of wider lies at the edge" in capsys.readouterr().out
 
 
 def test_no_slope_before_every_depth_is_in(tmp_path, capsys):
     report = of_depth(tmp_path, 0.01, missing=True)
-    assert reports.slopes_with_depth(report) is None
-    reports.judge_depth(report)
+    assert verdicts.slopes_with_depth(report) is None
+    verdicts.judge_depth(report)
     assert "not known yet: 35 of 36 runs are in" in capsys.readouterr().out
 
 
@@ -552,7 +556,7 @@ def test_no_slope_before_every_depth_is_in(tmp_path, capsys):
 
 def settings_of(report, monkeypatch, planned=("standard",)):
     row = Setting("toy", {"standard": ("standard", "toy"), "parameters": ("wider", "toy")}, planned, True, OF[0])
-    monkeypatch.setattr(reports, "SETTINGS", (row,))
+    monkeypatch.setattr(verdicts, "SETTINGS", (row,))
     return row
 
 
@@ -595,7 +599,7 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     report = Report(tmp_path, {"toy": TOY})
     of = settings_of(report, monkeypatch).of("standard")
     (once,) = planned_p(report).values()
-    monkeypatch.setattr(reports, "AGAIN", "toy")
+    monkeypatch.setattr(verdicts, "AGAIN", "toy")
     assert once == report.p(*of) < 0.5 and planned_p(report) == {of: pytest.approx(2 * once)}
 
 
@@ -612,7 +616,7 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
 def test_a_wrong_verdict_is_noticed(old, new, tmp_path, monkeypatch):
     source = inspect.getsource(verdict)
     assert source.count(old) == 1
-    scope = dict(vars(reports))
+    scope = dict(vars(verdicts))
     exec(source.replace(old, new), scope)
     monkeypatch.setitem(globals(), "verdict", scope["verdict"])
     wrong = 0
@@ -742,7 +746,7 @@ def test_losses_by_counting_are_those_of_frequencies(notebook):
 
 def test_every_experiment_that_a_table_names_is_one_of_the_book(notebook):
     scope = notebook[0]
-    assert set(scope["WIDTHS"]) | set(scope["AMOUNTS"]) | set(reports.WITH_MODELS) <= set(EXPERIMENTS)
+    assert set(scope["WIDTHS"]) | set(scope["AMOUNTS"]) | set(effects.WITH_MODELS) <= set(EXPERIMENTS)
     assert scope["report"].records("mini") == records_of("mini")
 
 
@@ -786,4 +790,4 @@ def test_settings_without_records_say_how_many_runs_are_in(tmp_path):
 @pytest.mark.parametrize("shape", [(0, 9), (3, 2), (9,)])
 def test_effects_of_no_windows_are_refused(shape):
     with pytest.raises(ValueError, match="^windows: "):
-        reports.first_block(None, torch.zeros(shape, dtype=torch.int64))
+        effects.first_block(None, torch.zeros(shape, dtype=torch.int64))
