@@ -16,7 +16,6 @@ from torch import nn
 
 import gbattn.boosted
 import gbattn.twicing  # noqa: F401 (both are imported for the layers they register)
-from .attention import at_least_float32
 from .cache import KeyValueCache
 from gbattn.ground.arguments import (
     COUNT,
@@ -31,7 +30,7 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
-from .ground.tensors import FLOATING, check_tensor
+from .ground.tensors import FLOATING, at_least_float32, check_tensor
 from gbattn.layers import (
     AttentionCall,
     AttentionLayer,

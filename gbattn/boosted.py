@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from .attention import at_least_float32
 from gbattn.ground.arguments import (
     COUNT,
     FLAG,
@@ -27,7 +26,7 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
-from .ground.tensors import FLOATING, check_tensor
+from .ground.tensors import FLOATING, at_least_float32, check_tensor
 from gbattn.layers import (
     AttentionInputs,
     MultiHeadAttention,

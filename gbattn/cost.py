@@ -450,7 +450,7 @@ def attention_cost(
     Parameters
     ----------
     layer : torch.nn.Module
-        A layer of chapters 6 to 8, or one whose count is registered by `counts`. Its
+        A layer of chapters 6c to 8, or one whose count is registered by `counts`. Its
         weights are not read, so it may be on the device ``meta``.
     T : int
         Tokens x, from which queries are computed.

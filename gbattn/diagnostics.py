@@ -17,12 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as nnf
 
-from gbattn.attention import (
-    at_least_float32,
-    merge_heads,
-    repeat_heads,
-    split_heads,
-)
+from .attention import merge_heads, repeat_heads, split_heads
 from .boosted import GradientBoostedAttention, add_gated, alignment
 from .corpora import Batch
 from gbattn.ground.arguments import (
@@ -34,7 +29,12 @@ from gbattn.ground.arguments import (
     one_of,
     require,
 )
-from .ground.tensors import FLOATING, check_tensor, eval_mode
+from gbattn.ground.tensors import (
+    FLOATING,
+    at_least_float32,
+    check_tensor,
+    eval_mode,
+)
 from .language_model import LanguageModel
 from .layers import AttentionInputs, MultiHeadAttention, Round
 

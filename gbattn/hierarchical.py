@@ -12,13 +12,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from gbattn.attention import (
-    at_least_float32,
-    causal_mask,
-    merge_heads,
-    repeat_heads,
-    split_heads,
-)
+from .attention import causal_mask, merge_heads, repeat_heads, split_heads
 from .boosted import add_gated
 from .cache import KeyValueCache
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
@@ -31,7 +25,7 @@ from gbattn.ground.arguments import (
     one_of,
     require,
 )
-from .ground.tensors import FLOATING, check_tensor
+from .ground.tensors import FLOATING, at_least_float32, check_tensor
 from gbattn.layers import (
     AttentionInputs,
     MultiHeadAttention,

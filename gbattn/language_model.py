@@ -20,12 +20,7 @@ import torch.nn.functional as nnf
 from torch import nn
 from torch.autograd import forward_ad
 
-from gbattn.attention import (
-    at_least_float32,
-    compute_dtype,
-    padding_mask,
-    same_document,
-)
+from .attention import padding_mask, same_document
 from .blocks import Block, make_normalizer
 from .cache import KeyValueCache, StaticCache
 from .cost import Cost, attention_cost, linear_cost
@@ -55,7 +50,15 @@ from gbattn.ground.arguments import (
 )
 from .ground.files import check_folder, read_json, write_atomic
 from .ground.packages import check_packages
-from .ground.tensors import FLOATING, INDEX, INTEGRAL, check_tensor, eval_mode
+from gbattn.ground.tensors import (
+    FLOATING,
+    INDEX,
+    INTEGRAL,
+    at_least_float32,
+    check_tensor,
+    compute_dtype,
+    eval_mode,
+)
 from .layers import MultiHeadAttention, Trace, are_plain
 
 

@@ -11,19 +11,20 @@ import warnings
 
 import torch
 
-from gbattn.attention import (
-    at_least_float32,
-    check_no_dropout,
-    merge_heads,
-    repeat_heads,
-)
+from .attention import merge_heads, repeat_heads
 from .cost import AttentionSizes, Cost, Parts, counts, one_round
 from .ground.arguments import POSITIVE, check, integer, optional, require
-from .ground.tensors import FLOATING, check_mask, check_tensor
+from gbattn.ground.tensors import (
+    FLOATING,
+    at_least_float32,
+    check_mask,
+    check_tensor,
+)
 from gbattn.layers import (
     AttentionCall,
     AttentionInputs,
     MultiHeadAttention,
+    check_no_dropout,
     register,
 )
 from .least_squares import full_precision

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as nnf
 from torch import nn
 
-from .attention import at_least_float32
 from .blocks import FeedForward
 from .cache import KeyValueCache
 from .cost import AttentionSizes, Cost, counts, linear_cost
@@ -29,7 +28,7 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
-from .ground.tensors import FLOATING, check_tensor
+from .ground.tensors import FLOATING, at_least_float32, check_tensor
 from .language_model import LanguageModel
 from .layers import Round, Trace, check_tokens, make_projection, register
 from .least_squares import full_precision

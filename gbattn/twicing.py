@@ -8,9 +8,14 @@ __all__ = ['TwicingOptions', 'TwicingAttention']
 # %% ../nbs/07_twicing.ipynb #7e433f5a
 import torch
 
-from .attention import check_no_dropout, from_heads, repeat_heads, to_heads
+from .attention import from_heads, repeat_heads, to_heads
 from .ground.arguments import REPEATS, check
-from .layers import AttentionInputs, MultiHeadAttention, register
+from gbattn.layers import (
+    AttentionInputs,
+    MultiHeadAttention,
+    check_no_dropout,
+    register,
+)
 
 # %% ../nbs/07_twicing.ipynb #3dd7c69f
 #| code-fold: true

@@ -1,11 +1,11 @@
-"""What a tensor may be, and models put into evaluation mode for a while."""
+"""What a tensor may be, the dtype of its sums, and models put into evaluation mode for a while."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from gbattn.ground.arguments import ArgumentError, Rule, require
+from gbattn.ground.arguments import ArgumentError, Rule, is_integer, require
 
 FLOATING: Rule = (
     lambda x: isinstance(x, torch.dtype) and x.is_floating_point,
@@ -107,3 +107,38 @@ def check_mask(mask: torch.Tensor, full: tuple[int, ...]) -> None:
     if not fits:
         want = f"one that broadcasts to (…, T, S) = {full}"
         raise ArgumentError("mask", f"shape {shape}", want)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which numbers of this dtype are summed."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def compute_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which matrices of this dtype are multiplied on a device,
+    which autocast may change."""
+    kind = device.type  # the meta device has no autocast, and float64 is left alone
+    if dtype == torch.float64 or kind == "meta":
+        return dtype
+    on = torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else dtype
+
+
+def holds(test: Callable, x: torch.Tensor) -> bool:
+    """Whether a test of the numbers in x holds. True where they are not read: on a
+    GPU, which Python would wait for, in compiled code and under vmap."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    try:
+        return bool(test(x))
+    except RuntimeError:  # from vmap
+        return True
+
+
+def is_length(x: object) -> bool:
+    """Whether x is an integer ≥ 0, or a symbol for one in a traced program."""
+    symbol = isinstance(x, torch.SymInt) or (torch.jit.is_tracing() and isinstance(x, torch.Tensor))
+    return (symbol or is_integer(x)) and bool(x >= 0)
+
+
+SIZE: Rule = is_length, "an integer that is not negative"
