@@ -14,6 +14,7 @@ from torch import nn
 from claims import claim
 from gbattn.boosted import Correction, GradientBoostedAttention, alignment, functional_gradient, gated
 from gbattn.boosting import l2_boost
+from gbattn.interop import from_torch
 from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.least_squares import hat_matrix, least_squares
 from gbattn.twicing import TwicingAttention
@@ -503,10 +504,10 @@ def test_a_boosted_layer_from_another_keeps_mode_dropout_dtype_and_what_is_froze
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_a_boosted_layer_from_torchs_gives_what_that_gives(rounds):
     theirs, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
-    grown = GradientBoostedAttention.from_torch(theirs, rounds=rounds)
+    grown = GradientBoostedAttention.from_attention(from_torch(theirs), rounds=rounds)
     assert type(grown) is GradientBoostedAttention and grown.rounds == rounds
     torch.testing.assert_close(grown(x), theirs(x, x, x)[0])
-    causal = GradientBoostedAttention.from_torch(theirs, rounds=rounds, causal=True)
+    causal = GradientBoostedAttention.from_attention(from_torch(theirs, causal=True), rounds=rounds)
     torch.testing.assert_close(causal(x)[:, :3], grown(x[:, :3], causal=True))
 
 

@@ -13,8 +13,10 @@ from gbattn.attention import (
     alibi,
     attend,
     attention_weights,
+    has_flex_kernel,
     padding_mask,
     prefix,
+    resolve_functions,
     same_document,
     sliding_window,
     soft_cap,
@@ -116,9 +118,8 @@ def test_places_count_all_keys_where_there_is_a_past():
 
 def test_a_mask_that_is_the_same_for_all_is_stored_once():
     """A function of places alone costs T × S bytes, not B · H times as many."""
-    from gbattn.attention import _dense_mask
-
-    shapes = {name: tuple(_dense_mask(mask, (B, H, T, T), "cpu").shape) for name, (mask, _) in MASKS.items()}
+    dense = lambda mask: resolve_functions((B, H, T, T), torch.device("cpu"), 0, False, mask)[0]
+    shapes = {name: tuple(dense(mask).shape) for name, (mask, _) in MASKS.items()}
     assert shapes["window"] == shapes["prefix"] == (1, 1, T, T)
     assert shapes["documents"] == shapes["prefixes"] == (B, 1, T, T)
     assert shapes["by head"] == (1, H, T, T)
@@ -308,36 +309,28 @@ def test_block_masks_give_what_dense_ones_give(kind):
 
 
 def test_block_masks_are_for_a_gpu_alone():
-    from gbattn.attention import _flex_kernel_for
-
-    assert not _flex_kernel_for(torch.ones(1))
+    assert not has_flex_kernel(torch.ones(1))
     there = [SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.float32, torch.float64)]
-    assert [*map(_flex_kernel_for, there)] == [True, False]
+    assert [*map(has_flex_kernel, there)] == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_block_mask_hides_what_the_dense_one_hides():
+def test_the_block_mask_hides_what_the_dense_one_hides(monkeypatch):
     """Built on a CPU, without the kernel that would read it."""
-    from gbattn import attention
-
+    monkeypatch.setattr(torch, "compile", lambda function: function)
     real = padding_mask(torch.tensor([5, 7]), T)[:, 0, 0]
-    plain = lambda name: getattr(torch.nn.attention.flex_attention, name)
-    old, attention._compiled = attention._compiled, plain
-    try:
-        for mask, rule in [*MASKS.values(), (None, lambda b, h, q, k: True)]:
-            for causal, padding, score in ((False, None, alibi(H)), (True, real, None), (True, None, soft_cap(1.0))):
-                if mask is None and score is None:
-                    continue
-                told = (B, H, T, T), torch.device("cpu"), 0, causal, mask, score, padding
-                block, flag, changed = attention._resolve_functions(*told, True)
-                wanted = by_hand(rule)
-                wanted = wanted & torch.ones(T, T).tril().bool() if causal else wanted
-                wanted = wanted if padding is None else wanted & real[:, None, None]
-                assert flag is False and block.kv_num_blocks.shape[:2] in ((1, 1), (B, 1), (1, H), (B, H))
-                assert torch.equal(create_mask(block.mask_mod, B, H, T, T, "cpu"), wanted)
-                q, k, v = some_heads()
-                got = flex_attention(q, k, v, changed, block, enable_gqa=True)  # eager, forward only
-                naive = attention_weights(q, k, mask=wanted, score_mod=score) @ v.repeat_interleave(2, 1)
-                assert (got - naive).abs().max() < EXACT
-    finally:
-        attention._compiled = old
+    for mask, rule in [*MASKS.values(), (None, lambda b, h, q, k: True)]:
+        for causal, padding, score in ((False, None, alibi(H)), (True, real, None), (True, None, soft_cap(1.0))):
+            if mask is None and score is None:
+                continue
+            told = (B, H, T, T), torch.device("cpu"), 0, causal, mask, score, padding
+            block, flag, changed = resolve_functions(*told, True)
+            wanted = by_hand(rule)
+            wanted = wanted & torch.ones(T, T).tril().bool() if causal else wanted
+            wanted = wanted if padding is None else wanted & real[:, None, None]
+            assert flag is False and block.kv_num_blocks.shape[:2] in ((1, 1), (B, 1), (1, H), (B, H))
+            assert torch.equal(create_mask(block.mask_mod, B, H, T, T, "cpu"), wanted)
+            q, k, v = some_heads()
+            got = flex_attention(q, k, v, changed, block, enable_gqa=True)  # eager, forward only
+            naive = attention_weights(q, k, mask=wanted, score_mod=score) @ v.repeat_interleave(2, 1)
+            assert (got - naive).abs().max() < EXACT
