@@ -35,7 +35,7 @@ test: $(READY) chromium ## check everything: style, laws of the house, notebooks
 	$(BIN)/ruff check
 	$(BIN)/pytest -q tests/house/test_house.py
 	@$(BIN)/python tools/build_book.py
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/house tests/chapters tests/layers
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/house tests/chapters tests/layers tests/ground tests/lab
 
 test-all: ## as test, with each option of a layer beside every other, where test takes each pair
 	@PYTEST_ADDOPTS="$$PYTEST_ADDOPTS -m ''" $(MAKE) test
@@ -73,7 +73,7 @@ oldest: ## test the library with the oldest torch and transformers that are allo
 	"$(PYTHON)" -m venv .oldest/venv
 	grep -vE '^(torch|transformers)==' constraints.txt >.oldest/constraints.txt
 	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' $(OLDEST)
-	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers
+	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers tests/ground
 
 extras: $(READY) ## try the wheel in a fresh environment for each extra, with nothing else
 	$(BIN)/python tools/try_extras.py

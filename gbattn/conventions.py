@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'COLOURS', 'Symbol', 'check_array', 'check_finite', 'check_tensors', 'check_alike', 'seed_everything',
-           'profile', 'colour_of', 'figure_style', 'Record', 'read_records', 'load_records', 'quote', 'put_to_test']
+           'profile', 'colour_of', 'figure_style', 'json_lines', 'Record', 'read_records', 'load_records', 'quote',
+           'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -284,6 +285,19 @@ def _provenance() -> dict[str, object]:
     }
 
 
+def json_lines(entries: dict) -> str:
+    """Return JSON in which each list of numbers is on one line."""
+    text = json.dumps(
+        entries,
+        indent=1,
+        ensure_ascii=False,
+        allow_nan=False,
+        default=lambda number: number.item(),  # of NumPy or torch
+    )
+    one_line = lambda found: f"[{' '.join(found[1].split())}]"
+    return _NUMBERS.sub(one_line, text) + "\n"
+
+
 def _check_name(argument: str, name: object) -> None:
     """Check that a name is that of a file or a folder, not a path."""
     plain = isinstance(name, str) and name.strip(". ") != ""
@@ -331,15 +345,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return the text of the record's file, each list of numbers on one line."""
-        text = json.dumps(
-            asdict(self),
-            indent=1,
-            ensure_ascii=False,
-            allow_nan=False,
-            default=lambda number: number.item(),  # of NumPy or torch
-        )
-        one_line = lambda found: f"[{' '.join(found[1].split())}]"
-        return _NUMBERS.sub(one_line, text) + "\n"
+        return json_lines(asdict(self))
 
     def save(self, name: str, folder: Path | None = None) -> Path:
         """Write the record as ``name.json`` to its `experiment_folder`, whole or not

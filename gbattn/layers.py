@@ -1012,7 +1012,7 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
     ``positions``, ``cache`` and ``score_mod``; what it ignores has no effect. In a
     language model, ``reset_parameters(generator)`` of the layer must set all of its
     parameters and buffers, and these must be floating-point; to decode with a cache it
-    needs ``make_cache``. Source: chapter 6.
+    needs ``make_cache``. Source: chapter 6c.
     """
     require(isinstance(name, str) and name != "", "name", repr(name), "a name")
 
@@ -1079,7 +1079,7 @@ def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Modul
 
     Notes
     -----
-    Source: chapter 6.
+    Source: chapter 6c.
     """
     check(name=(name, registered()))
     check_options("options", name, options)

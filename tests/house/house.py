@@ -356,14 +356,14 @@ def chapters_are_short(root):
 
 
 def cells_on_a_page_are_short(root):
-    """Lines of code, without nbdev's directives and what the page leaves out of docstrings; a hidden or folded cell
-    may have any number."""
+    """Lines of code as the page shows them, without directives and with docstrings cut to a summary; a hidden or
+    folded cell may have any number."""
     found = []
     for path in filter(is_chapter, notebooks(root)):
         for cell in (cell for cell in cells_of(path) if cell.kind == "code"):
             head, body = split_cell(cell.source)
-            body = with_short_docstrings(body) if "export" in head else body
-            lines = len(body.strip().splitlines())
+            shown = with_short_docstrings(body) if "export" in head else body
+            lines = len(shown.strip().splitlines())
             if lines > MOST_LINES and not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head)):
                 found.append(
                     f"{cell.place} shows {lines} lines, more than {MOST_LINES}: "

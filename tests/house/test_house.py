@@ -259,6 +259,11 @@ def test_a_cell_on_the_page_that_is_long(small_house):
     for flag in ("#| hide", "#| code-fold: true"):
         cell.source = "\n".join([flag, *["assert True"] * (most + 1)])
         assert not house.cells_on_a_page_are_short(small_house.built())
+    documented = ['def one():', '    """Return one.', "", *["    Words."] * most, '    """', "    return 1"]
+    cell.source = "\n".join(documented)
+    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 8")
+    cell.source = "\n".join(["#| export", *documented])  # of which the page shows the summary
+    assert not house.cells_on_a_page_are_short(small_house.built())
 
 
 @pytest.mark.parametrize("kind", ["theorem", "proposition", "lemma", "corollary"])
