@@ -27,9 +27,10 @@ from torch import nn
 from gbattn.attention import merge_heads, split_heads
 from gbattn.conventions import Record
 from gbattn.cost import count_flops, count_kernels
+from gbattn.head import next_token_loss
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.training import start_run
-from gbattn.language_model import LanguageModel, ModelConfig, model_cost, next_token_loss
+from gbattn.language_model import LanguageModel, ModelConfig, model_cost
 from gbattn.training import Run, TrainConfig, decay_groups, parts_of, read_losses, step_seed, update
 
 SHAPES = {  # B, T, D, heads, layers, V

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import torch
 
+from .decoding import accept_exactly
 from .ground.arguments import NOT_NEGATIVE, POSITIVE, check, instance, require
 from .ground.tensors import FLOATING, INDEX, check_tensor
-from .language_model import LanguageModel, accept_exactly
+from .language_model import LanguageModel
 
 # %% ../nbs/23_decoding.ipynb #50ab8cb9
 #| code-fold: true
@@ -41,7 +42,7 @@ def emitted_law(
     p, q : torch.Tensor
         Probabilities of a draft and of a model, shape (…, V).
     accept : callable
-        As `gbattn.language_model.accept_exactly`: maps p, q and the proposed tokens
+        As `gbattn.decoding.accept_exactly`: maps p, q and the proposed tokens
         (…) to the probabilities (…) of accepting them, and those (…, V) of what is
         written instead.
 
@@ -132,7 +133,7 @@ def accept_constrained(
     Parameters
     ----------
     p, q, proposed : torch.Tensor
-        As in `gbattn.language_model.accept_exactly`, which says what is returned.
+        As in `gbattn.decoding.accept_exactly`, which says what is returned.
     delta, taylor
         As in `lifted_probability`.
 
@@ -165,7 +166,7 @@ def accept_typical(
     Parameters
     ----------
     p, q, proposed : torch.Tensor
-        As in `gbattn.language_model.accept_exactly`, which says what is returned.
+        As in `gbattn.decoding.accept_exactly`, which says what is returned.
     threshold, alpha : float
         Positive.
 
@@ -224,7 +225,7 @@ def accept_clipped(
     Notes
     -----
     For ``accept=`` of `gbattn.language_model.LanguageModel.generate`; arguments and
-    result are those of `gbattn.language_model.accept_exactly`. Source: chapter 23.
+    result are those of `gbattn.decoding.accept_exactly`. Source: chapter 23.
     """
     return accept_exactly(p, clipped_law(p, q, spread), proposed)
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from .head import loss_of_logits
 from torch import nn
 
 from gbattn.corpora import (
@@ -57,7 +58,6 @@ from gbattn.ground.arguments import (
     up_to,
 )
 from .ground.tensors import eval_mode
-from .language_model import loss_of_logits
 
 # %% ../nbs/15_training.ipynb #bc620525
 _DECAY = one_of("matrices", "everything")

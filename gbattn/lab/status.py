@@ -16,18 +16,14 @@ from gbattn.lab.records import Plan
 from gbattn.language_model import model_cost
 
 
+@lru_cache(1)
 def product_rate() -> float | None:
     """Return the FLOPs per second of float32 matrix products where `run_experiment` trains; None on an accelerator
     that cannot be timed here."""
     if torch.cuda.is_available():
-        return _flops_of("cuda")
+        return measure_machine("cuda").flops
     other = torch.backends.mps.is_available() or torch.xpu.is_available()
-    return None if other else _flops_of("cpu")
-
-
-@lru_cache(2)  # a second of measuring
-def _flops_of(device: str) -> float:
-    return measure_machine(device).flops
+    return None if other else measure_machine().flops
 
 
 def least_seconds(experiment: Experiment | str) -> float | None:

@@ -26,14 +26,12 @@ from gbattn import attention, language_model
 from gbattn.attention import alibi, padding_mask, sliding_window
 from gbattn.boosted import Gate
 from gbattn.cost import count_flops, count_kernels, count_saved_bytes
+from gbattn.decoding import accept_exactly
+from gbattn.head import loss_of_logits, next_token_loss, next_token_probabilities
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
-    accept_exactly,
-    loss_of_logits,
     model_cost,
-    next_token_loss,
-    next_token_probabilities,
     parameter_count,
 )
 from gbattn.layers import MultiHeadAttention, register

@@ -11,6 +11,7 @@ from claims import claim
 from gbattn.decoding import (
     accept_clipped,
     accept_constrained,
+    accept_exactly,
     accept_typical,
     binary_divergence,
     clipped_law,
@@ -18,7 +19,7 @@ from gbattn.decoding import (
     first_round,
     lifted_probability,
 )
-from gbattn.language_model import LanguageModel, ModelConfig, accept_exactly
+from gbattn.language_model import LanguageModel, ModelConfig
 
 F64 = torch.float64
 
