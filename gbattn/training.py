@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from .head import loss_of_logits
 from torch import nn
 
 from gbattn.corpora import (
@@ -58,6 +57,7 @@ from gbattn.ground.arguments import (
     up_to,
 )
 from .ground.tensors import eval_mode
+from .head import loss_of_logits
 
 # %% ../nbs/15_training.ipynb #bc620525
 _DECAY = one_of("matrices", "everything")

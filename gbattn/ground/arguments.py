@@ -163,6 +163,13 @@ def check_fields(owner: object, rules: dict[str, Rule]) -> None:
     check(**{name: (getattr(owner, name), rule) for name, rule in rules.items()})
 
 
+def check_keys(name: str, options: object, known: tuple[str, ...]) -> None:
+    """Check that an argument is a dictionary with no other keys than these."""
+    check(**{name: (options, DICTIONARY)})
+    for key in options:
+        require(key in known, name, f"the key {key!r}", f"one of {', '.join(known)}")
+
+
 def check_entries(where: object, found: object, rules: dict[str, Rule], cure: str):
     """Check the entries of a JSON object, nested ones by their dotted names."""
     for entry, (holds, want) in rules.items():

@@ -42,6 +42,14 @@ def read_json(path: Path, want: str) -> object:
         raise ArgumentError(str(path), got, want)
 
 
+def through_json(name: str, value: object) -> object:
+    """A copy as JSON would restore it; an error names the argument that JSON cannot write."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ArgumentError(name, str(error), "what JSON can write") from None
+
+
 def file_checksum(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

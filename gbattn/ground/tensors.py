@@ -56,13 +56,12 @@ def check_tensor(
     known = letters[1:] if letters[0] == "…" else letters
     tensor = isinstance(x, torch.Tensor)
     fits = tensor and x.ndim >= len(known) and (x.ndim == len(known) or known != letters)
-    if not (
-        fits
-        and all(
-            n == sizes.get(letter, n) and (letter not in least or n > 0)
-            for letter, n in zip(known, x.shape[x.ndim - len(known) :])
-        )
-    ):
+    if fits:
+        for letter, n in zip(known, x.shape[x.ndim - len(known) :]):
+            if n != sizes.get(letter, n) or (letter in least and n < 1):
+                fits = False
+                break
+    if not fits:
         got = f"shape {tuple(x.shape)}" if tensor else type(x).__name__
         bounds = [
             f"{letter} = {sizes[letter]}" if letter in sizes else f"{letter} ≥ 1"
