@@ -142,7 +142,7 @@ def build(folder, *options):
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
-        "03_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
+        "03b_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
         "07_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
     }
     for name, content in cells.items():
@@ -150,7 +150,7 @@ def small_book(tmp_path_factory):
         notebook = new_notebook(cells=content, metadata=kernel)
         (folder / f"{name}.ipynb").write_text(json.dumps(notebook))
     (folder / "conf.py").write_text(CONF)
-    (folder / "index.md").write_text("# Book\n\n```{toctree}\n:numbered:\n07_first\n03_second\nboxes\n```\n")
+    (folder / "index.md").write_text("# Book\n\n```{toctree}\n:numbered:\n07_first\n03b_second\nboxes\n```\n")
     (folder / "boxes.md").write_text("# Boxes\n\n```{paper-versus-code-list}\n```\n")
     assert build(folder) == ""
     return folder
@@ -161,24 +161,24 @@ def page(folder, name):
 
 
 def test_no_directive_is_left_on_the_page_and_the_download_keeps_all(small_book):
-    text = page(small_book, "03_second").get_text()
+    text = page(small_book, "03b_second").get_text()
     assert "#|" not in text and "x = 1" in text
     assert "secret" not in page(small_book, "07_first").get_text()
     sources = small_book / "_build" / "_sources"
-    copies = [path for path in sources.iterdir() if "03_second" in path.name]
-    assert [path.read_text() for path in copies] == [(small_book / "03_second.ipynb").read_text()]
+    copies = [path for path in sources.iterdir() if "03b_second" in path.name]
+    assert [path.read_text() for path in copies] == [(small_book / "03b_second.ipynb").read_text()]
 
 
 def test_an_exported_cell_wears_the_badge(small_book):
-    (cell,) = page(small_book, "03_second").select("div.cell.tag_export")
+    (cell,) = page(small_book, "03b_second").select("div.cell.tag_export")
     assert "x = 1" in cell.get_text()
 
 
 def test_a_labelled_cell_is_a_figure_numbered_by_its_file_with_alt_text(small_book):
-    figure = page(small_book, "03_second").find("figure", id="fig-line")
+    figure = page(small_book, "03b_second").find("figure", id="fig-line")
     assert figure.find("img")["alt"] == "A rising line"
     caption = figure.find("figcaption")
-    assert caption.find(class_="caption-number").get_text().strip() == "Fig. 3.1"
+    assert caption.find(class_="caption-number").get_text().strip() == "Fig. 3b.1"
     assert "A line:" in caption.get_text() and caption.find(class_="math").get_text() == r"\(x\)"
 
 
@@ -189,9 +189,9 @@ def test_the_boxes_are_gathered_in_reading_order_with_the_way_back(small_book):
     ways = [box.select_one(".paper-versus-code-source a") for box in boxes]
     assert [(way["href"], way.get_text()) for way in ways] == [
         ("07_first.html#pvc-1", "7. Chapter 1"),
-        ("03_second.html#pvc-2", "3. Chapter 2"),
+        ("03b_second.html#pvc-2", "3b. Chapter 2"),
     ]
-    assert boxes[0].select_one("a[href='03_second.html#fig-line']").get_text() == "Fig. 3.1"
+    assert boxes[0].select_one("a[href='03b_second.html#fig-line']").get_text() == "Fig. 3b.1"
     assert not boxes[0].find_all(id=True) and not boxes[0].find_all(class_="eqno")
     assert gathered.find("script", src=re.compile("mathjax", re.I)), "the equations of the boxes need MathJax"
 
