@@ -80,7 +80,7 @@ extras: $(READY) ## try the wheel in a fresh environment for each extra, with no
 
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints
-	rm -rf gbattn/__pycache__ gbattn/ground/__pycache__ tests/*/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
+	rm -rf gbattn/__pycache__ gbattn/ground/__pycache__ gbattn/lab/__pycache__ tests/*/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
 
 distclean: clean ## remove the environments as well: back to a fresh clone
 	rm -rf .venv .newest .oldest gbattn.egg-info

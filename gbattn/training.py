@@ -803,12 +803,10 @@ def evaluate(
         As `gbattn.lab.training.train` takes it; each of its parts keeps its mode.
     tokens : np.ndarray
         Token ids, shape (n,), n ≥ 2, such as ``corpus.test``.
-    length : int, optional
-        T, tokens read at once; the model's ``config.max_length`` by default.
+    length, batch_size : int
+        T, tokens of a window, by default ``config.max_length``; windows at once.
     context : int
         Tokens that a window reads again and does not score again, 0 ≤ context < T.
-    batch_size : int
-        Windows at once.
     n_bytes : int, optional
         Bytes of what is scored: ``corpus.n_bytes(tokens[1:])``.
     document_end : int, optional

@@ -38,7 +38,7 @@ LEFT = "left.json"  # beside the checkpoints: the models that runs have left
 
 
 @dataclass(kw_only=True)
-class KeptRun(Run):
+class StoredRun(Run):
     """A run that may be stopped: its ``identity`` tells it from others, and its state is kept
     in a ``folder``, if there is one. ``whole`` is the model that the caller passed, ``scored``
     what is evaluated, ``best`` the best weights so far, ``stopped`` the signal that came."""
@@ -141,7 +141,7 @@ def _initial_weights(model: nn.Module, folder: Path) -> str:
     return _left_in(folder).get(found, found) if checkpoints(folder) else found
 
 
-def note_what_is_left(run: KeptRun) -> None:
+def note_what_is_left(run: StoredRun) -> None:
     """Write into the folder which weights a run leaves in its model, however it ends."""
     if run.folder is None or not run.accelerator.is_main_process:
         return
@@ -153,7 +153,7 @@ def note_what_is_left(run: KeptRun) -> None:
             write_atomic(run.folder / LEFT, json.dumps(found, indent=1).encode())
 
 
-def _in_plain_names(identity: dict[str, str], run: KeptRun) -> dict[str, str]:
+def _in_plain_names(identity: dict[str, str], run: StoredRun) -> dict[str, str]:
     """The identity in a checkpoint of a compiled model, whose tensors once had torch.compile's
     names: there, and in the hash of its initial weights."""
     names = {plain_name(name): name for name in identity}
@@ -224,7 +224,7 @@ def _clean(folder: Path, needed: set) -> None:
 # ---- Writing ----
 
 
-def save_checkpoint(run: KeptRun) -> None:
+def save_checkpoint(run: StoredRun) -> None:
     """Write a checkpoint of all that the rest of the run depends on."""
     from safetensors.torch import save
 
@@ -283,7 +283,7 @@ def _write_checkpoint(draft: Path, state: dict, contents: dict[str, bytes], best
     _clean(folder, {state["step"], best})
 
 
-def write_shards(run: KeptRun, draft: Path) -> dict[str, str]:
+def write_shards(run: StoredRun, draft: Path) -> dict[str, str]:
     """Let each process write its part of weights and moments into the draft; return
     the checksums of all files."""
     import torch.distributed.checkpoint as dcp
@@ -329,7 +329,7 @@ _STATE = {
 }
 
 
-def resume(run: KeptRun) -> None:
+def resume(run: StoredRun) -> None:
     """Continue from the newest checkpoint, if there is one."""
     found, main = checkpoints(run.folder), run.accelerator.is_main_process
     if found:
@@ -358,7 +358,7 @@ def resume(run: KeptRun) -> None:
         _clean(run.folder, {run.step, run.history.best_step})
 
 
-def _read_checkpoint(run: KeptRun, step: int, cure: str) -> tuple[dict, dict, dict]:
+def _read_checkpoint(run: StoredRun, step: int, cure: str) -> tuple[dict, dict, dict]:
     """The weights, the state of the optimiser and the rest of a checkpoint, if it is
     one of this run. Checksums and identity vouch for all that it holds."""
     path, want = checkpoints(run.folder)[step], "as train writes it"

@@ -19,7 +19,7 @@ from gbattn.ground.files import check_folder, lock_folder
 from gbattn.ground.packages import check_packages
 from gbattn.ground.terminal import printable
 from gbattn.lab.checkpoints import (
-    KeptRun,
+    StoredRun,
     identity_of,
     last_good,
     note_what_is_left,
@@ -59,7 +59,7 @@ def start_run(
     folder: Path | None = None,
     rates: Iterable[RateGroup] = (),
     capture: bool = False,
-) -> KeptRun:
+) -> StoredRun:
     """A run before its first update: model, optimiser and text on what accelerate finds."""
     called, model = unwrapped(model)
     length, rates = window_length(model, config.length), tuple(rates)
@@ -81,7 +81,7 @@ def start_run(
     if config.compile:
         torch.compiler.reset()  # what a run compiles depends on no run before
         module = torch.compile(module, dynamic=False)
-    return KeptRun(
+    return StoredRun(
         model=own,
         module=module,
         learning=learning,
@@ -128,7 +128,7 @@ def _in_step(windows: Iterator[Batch], process: int, processes: int) -> Iterator
         yield group[process] if process < len(group) else nothing
 
 
-def _log(run: KeptRun) -> None:
+def _log(run: StoredRun) -> None:
     """Make the updates since the last point into a point of the learning curve."""
     losses, norms = zip(*run.unlogged)
     history = run.history
@@ -141,7 +141,7 @@ def _log(run: KeptRun) -> None:
     run.unlogged = []
 
 
-def _validate(run: KeptRun) -> None:
+def _validate(run: StoredRun) -> None:
     """Evaluate the validation split; copy the weights if they are the best."""
     from accelerate.utils import gather_object
 
@@ -161,7 +161,7 @@ def _validate(run: KeptRun) -> None:
 
 
 @contextmanager
-def display(run: KeptRun, progress: bool, tensorboard: bool) -> Iterator[Callable]:
+def display(run: StoredRun, progress: bool, tensorboard: bool) -> Iterator[Callable]:
     """A function that shows scalars of the run's step on a progress bar and in
     TensorBoard's files, or in neither."""
     main, texts = run.accelerator.is_main_process, {}
@@ -201,7 +201,7 @@ def show_point(show: Callable, history: History) -> None:
     show(scalars, loss=f"loss {loss:.3f}", speed=f"{speed:,.0f} tokens/s")
 
 
-def _evaluation_due(run: KeptRun) -> bool:
+def _evaluation_due(run: StoredRun) -> bool:
     """Whether the validation split is evaluated now."""
     if run.step == run.steps:
         return True
@@ -211,14 +211,14 @@ def _evaluation_due(run: KeptRun) -> bool:
     return run.step * size // windows > (run.step - 1) * size // windows
 
 
-def _checkpoint_due(run: KeptRun) -> bool:
+def _checkpoint_due(run: StoredRun) -> bool:
     """Whether a checkpoint is due, besides those at evaluations."""
     every = run.config.checkpoint_every
     return every is not None and run.step % every == 0
 
 
 @contextmanager
-def _after_an_update(run: KeptRun) -> Iterator[None]:
+def _after_an_update(run: StoredRun) -> Iterator[None]:
     """Note Ctrl-C and SIGTERM for the end of an update, where a checkpoint can be
     written; the second acts at once. Several processes would stop at different
     steps."""
@@ -244,7 +244,7 @@ def _after_an_update(run: KeptRun) -> Iterator[None]:
         restore()
 
 
-def _stop(run: KeptRun) -> None:
+def _stop(run: StoredRun) -> None:
     """Hand on the signal, which ends the run unless whoever handles it returns."""
     number, run.stopped = run.stopped, None
     message = f"stopped after step {run.step}; {last_good(run.folder)}"
@@ -258,7 +258,7 @@ def _stop(run: KeptRun) -> None:
     raise SystemExit(128 + number)
 
 
-def _compile(run: KeptRun) -> None:
+def _compile(run: StoredRun) -> None:
     """Let torch compile both passes, which counts in no clock."""
     from torch._dynamo.exc import TorchDynamoException
 
@@ -387,7 +387,7 @@ def train(
     return run.history
 
 
-def _go(run: KeptRun, progress: bool, tensorboard: bool) -> None:
+def _go(run: StoredRun, progress: bool, tensorboard: bool) -> None:
     """Train from the newest checkpoint, or from the beginning, to the end."""
     model, config = run.model, run.config
     if run.folder:

@@ -1,14 +1,13 @@
-"""Chapter 14: the claims with their mutants, the cache and its faults, the order of the data, errors."""
+"""Chapter 14: the claims with their mutants, tokenizers, the embedded corpus, the order of the data."""
 
+import ast
 import json
 import math
-import os
 import re
-import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,29 +24,27 @@ from gbattn.corpora import (
     TokenStream,
     bigram_loss,
     bits_per_byte,
+    byte_alphabet,
+    docstrings,
+    documentation,
     pack_documents,
     python_docs,
     sequential_windows,
+    spellings,
+    split_by_module,
     train_tokenizer,
+    without_leaks,
+    without_repeats,
+    word_runs,
 )
-from gbattn.lab.downloads import HUB
-from gbattn.lab.text_stream import TextStream
-from gbattn.lab.token_cache import load_corpus, open_corpus
+from gbattn.lab.token_cache import load_corpus
 from gbattn.language_model import LanguageModel, ModelConfig
-
-ENGLISH = "the cat sat on the mat. The dog didn't; it lay there, 12 days.\n" * 20
-TEXTS = {
-    "train": ENGLISH + "café naïve 😀 …\n\n  indented\tand\r\nmore\n",
-    "valid": "the dog sat on the mat, été\n",
-    "test": "a zebra, a yak — ß\n\n\n",
-}
+from texts import ENGLISH, TEXTS, as_read
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A local corpus; the name of its folder is a pattern to the library that reads it."""
-    folder = tmp_path_factory.mktemp("texts") / "a [1] b*"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("texts")
     for split, text in TEXTS.items():
         (folder / f"{split}.txt").write_text(text, encoding="utf-8", newline="")
     return folder
@@ -63,14 +60,10 @@ def corpus(folder, cache):
     return load_corpus(folder, vocab_size=300, cache=cache)
 
 
-def as_read(text):
-    """Line ends become newlines, as Python reads text."""
-    return text.replace("\r\n", "\n")
-
-
 # ---- Claims ----
 
 BYTE_LEVEL = train_tokenizer([ENGLISH], 400)
+
 SEEN_ONLY = train_tokenizer([ENGLISH], 400, recipe="published")
 
 
@@ -196,10 +189,10 @@ def test_training_a_tokenizer_twice_gives_the_same_merges():
 def test_the_byte_alphabet_is_the_library_s():
     from tokenizers.pre_tokenizers import ByteLevel
 
-    assert set(corpora._byte_of()) == set(ByteLevel.alphabet())
+    assert set(byte_alphabet()) == set(ByteLevel.alphabet())
     for byte in range(128):  # what the library writes for each ASCII byte, without pre-tokenising
         (token, _), *more = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(chr(byte))
-        assert not more and corpora._byte_of()[token] == byte
+        assert not more and byte_alphabet()[token] == byte
 
 
 @pytest.mark.parametrize(
@@ -207,8 +200,8 @@ def test_the_byte_alphabet_is_the_library_s():
 )
 def test_what_a_recipe_loses(recipe, text, lost):
     tokenizer = {"published": SEEN_ONLY, "byte-level": BYTE_LEVEL}[recipe]
-    spellings = corpora._spellings(json.loads(tokenizer.to_str()), recipe)
-    spelled = b"".join(spellings[i] for i in tokenizer.encode(text).ids).decode()
+    vocabulary = spellings(json.loads(tokenizer.to_str()), recipe)
+    spelled = b"".join(vocabulary[i] for i in tokenizer.encode(text).ids).decode()
     assert set(text) - set(spelled) == lost
 
 
@@ -235,9 +228,9 @@ def test_python_docs_is_split_by_module_and_says_nothing_twice():
         tuple(p.split()) for s in SPLITS for t in texts[s].values() for p in re.split(r"\n\s*\n", t) if p.split()
     ]
     assert len(paragraphs) == len(set(paragraphs))
-    known = set().union(*map(corpora._runs, texts["train"].values()))
+    known = set().union(*map(word_runs, texts["train"].values()))
     held_out = [p for s in ("valid", "test") for t in texts[s].values() for p in t.split("\n\n")]
-    assert not any(corpora._runs(p) & known for p in held_out)
+    assert not any(word_runs(p) & known for p in held_out)
     sizes = {split: sum(len(text.encode()) for text in texts[split].values()) for split in SPLITS}
     assert 1e6 < sum(sizes.values()) < 5e6
     assert all(0.08 < sizes[split] / sum(sizes.values()) < 0.16 for split in ("valid", "test"))
@@ -250,20 +243,20 @@ def test_the_rules_against_leaks_on_a_small_text():
         "z": f"  {said}\n\nlonger than the other, by far and away and more",
         "b": "short",
     }
-    assert corpora._without_repeats(texts) == {
+    assert without_repeats(texts) == {
         "z": "  one two three four five six seven eight nine\n\nlonger than the other, by far and away and more",
         "a.b": "short",
     }
     held = {"v": f"well, {said}!\n\nkept", "w": f"{said} ten"}
-    clean = corpora._without_leaks({"train": {"z": texts["z"]}, "valid": held, "test": {}})
+    clean = without_leaks({"train": {"z": texts["z"]}, "valid": held, "test": {}})
     assert clean == {"train": {"z": texts["z"]}, "valid": {"v": "kept"}, "test": {}}
 
 
 def test_a_package_goes_to_one_split_by_its_name():
     words = {f"package{i}.{part}": "x" * 100 for i in range(100) for part in "ab"}
-    splits = corpora._split_by_module(words)
+    splits = split_by_module(words)
     assert {split: len(names) for split, names in splits.items()} == {"train": 160, "valid": 20, "test": 20}
-    more = corpora._split_by_module(words | {"package0.c": "x"})
+    more = split_by_module(words | {"package0.c": "x"})
     assert sum(name in more["test"] for name in splits["test"]) >= 18  # one more module moves next to nothing
 
 
@@ -281,32 +274,32 @@ def test_docstrings_come_in_the_order_of_the_source():
                 def g(): "inner"
     async def h(): "last"
     '''
-    tree = corpora.ast.parse(textwrap.dedent(source))
-    assert list(corpora._docstrings(tree)) == ["module", "class", "method", "inner", "last"]
+    tree = ast.parse(textwrap.dedent(source))
+    assert list(docstrings(tree)) == ["module", "class", "method", "inner", "last"]
 
 
 def test_a_python_without_sources_or_topics(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpora.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(
         ValueError, match="python-docs: got hardly any source files in .* want a Python with its standard library"
     ):
-        corpora._documents.__wrapped__()
+        documentation()
     (tmp_path / "os.py").write_text('"""A landmark, and no library."""')
     with pytest.raises(ValueError, match="python-docs: got hardly any source files in"):
-        corpora._documents.__wrapped__()
+        documentation()
     (tmp_path / "broken.py").write_text("def f(:")
     with pytest.raises(ValueError, match=r"python-docs: got .*broken.py, line 1: .*; want a Python with"):
-        corpora._documents.__wrapped__()
+        documentation()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(ValueError, match="python-docs: got a Python without pydoc_data.topics; want"):
-        corpora._documents.__wrapped__()
+        documentation()
 
 
 # ---- The cache ----
 
 
-def test_a_corpus_spells_its_text(corpus):
-    assert corpus.lossless and corpus.vocab_size == 300 and corpus.name == "a [1] b*"
+def test_a_corpus_spells_its_text(corpus, folder):
+    assert corpus.lossless and corpus.vocab_size == 300 and corpus.name == folder.name
     for split in SPLITS:
         tokens, text = getattr(corpus, split), as_read(TEXTS[split])
         assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16 and not tokens.flags.writeable
@@ -378,58 +371,12 @@ def test_a_text_that_utf_8_cannot_write(corpus):
         corpus.encode("a\ud800")
 
 
-def test_the_manifest_says_how_it_was_made(corpus):
-    manifest = json.loads((corpus.folder / "corpus.json").read_text())
-    assert manifest["recipe"]["tokenizer"] == "byte-level" and manifest["recipe"]["max_train_tokens"] is None
-    assert set(manifest["made_with"]) == {"python", "gbattn", "tokenizers", "datasets"}
-    for split in SPLITS:
-        assert set(manifest["splits"][split]) == {"file", "dtype", "tokens", "bytes", "lossless", "sha256"}
-    assert sorted(p.name for p in corpus.folder.iterdir()) == [
-        "corpus.json", "test.bin", "tokenizer.json", "train.bin", "valid.bin",
-    ]  # fmt: skip
-
-
-def test_made_once_then_opened(corpus, folder, cache, monkeypatch):
-    monkeypatch.setattr(corpora, "_write_corpus", None)
-    again = load_corpus(folder, vocab_size=np.int64(300), cache=cache)
-    assert again.folder == corpus.folder and again.fingerprint == corpus.fingerprint
-    monkeypatch.setenv("GBATTN_CACHE", str(cache))
-    assert load_corpus(folder, vocab_size=300).folder == corpus.folder
-
-
-def test_other_text_or_another_recipe_is_another_corpus(corpus, folder, cache, tmp_path):
-    other = load_corpus(folder, vocab_size=301, cache=cache)
-    assert other.folder != corpus.folder and other.fingerprint != corpus.fingerprint
-    changed = tmp_path / folder.name
-    shutil.copytree(folder, changed)
-    (changed / "test.txt").write_text("else")
-    assert load_corpus(changed, vocab_size=300, cache=cache).folder != corpus.folder
-
-
 def test_nobody_edits_the_embedded_corpus():
     texts = python_docs()
     name, text = next(iter(texts["train"].items()))
     texts["train"][name] = "mine"
     del texts["valid"]
     assert python_docs()["train"][name] == text and [*python_docs()] == [*SPLITS]
-
-
-def test_python_docs_with_another_text_is_another_corpus(tmp_path, monkeypatch):
-    """Two distributions of one version of Python may share a cache."""
-    for test in ("some text\n", "other text\n"):
-        texts = {split: {"a": "some text\n"} for split in SPLITS} | {"test": {"a": test}}
-        monkeypatch.setattr(corpora, "python_docs", lambda texts=texts: texts)
-        corpus = load_corpus(vocab_size=256, cache=tmp_path)
-        assert corpus.decode(corpus.test) == test + "\n\n\n"
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_the_first_tokens_are_those_of_the_whole(corpus, folder, cache):
-    for limit in (2, 37, len(corpus.train) - 1, len(corpus.train)):
-        head = load_corpus(folder, vocab_size=300, max_train_tokens=limit, cache=cache)
-        assert np.array_equal(head.train, corpus.train[:limit]) and head.lossless
-        assert head.text_bytes("train") == corpus.n_bytes(corpus.train[:limit])
-        assert np.array_equal(head.test, corpus.test)
 
 
 def test_the_published_recipe_says_that_it_loses(folder, cache):
@@ -440,484 +387,7 @@ def test_the_published_recipe_says_that_it_loses(folder, cache):
     assert lossy.decode(lossy.valid[:3]) == "the dog sat"
 
 
-def tokens_by_one(corpus, *texts):
-    """The tokens of texts, one column at a time; a shorter one repeats its last."""
-    rows = [corpus.encode(text).tolist() for text in texts]
-    longest = max(map(len, rows))
-    rows = torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows])
-    return rows.split(1, dim=1)
-
-
-def test_a_text_streams_in_whole_characters(corpus):
-    written = []
-    text = TextStream(corpus, write=lambda b, new: written.append(new))
-    for new in tokens_by_one(corpus, "a smile: 😀!"):
-        assert not text(new)
-    assert text.finish() == ["a smile: 😀!"] == ["".join(written)]
-    assert not any("\ufffd" in new for new in written)
-    half = TextStream(corpus)
-    half(torch.tensor([corpus.encode("😀").tolist()[:-1]]))
-    assert half.finish()[0].endswith("\ufffd")
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.text("ab\n", min_size=1, max_size=12), st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3))
-def test_a_text_ends_before_its_first_stop_string(corpus, said, stop):
-    written = []
-    text = TextStream(corpus, stop=stop, write=lambda b, new: written.append(new))
-    done = [text(new) for new in tokens_by_one(corpus, said)]
-    wanted, ended = said, False
-    for n in range(len(said) + 1):  # letter by letter; of stop strings that end together, the longest
-        ends = [one for one in stop if said[:n].endswith(one)]
-        if ends:
-            wanted, ended = said[: n - max(map(len, ends))], True
-            break
-    assert text.finish() == [wanted] and "".join(written) == wanted and done[-1] == ended
-
-
-def test_texts_of_a_batch_end_each_for_itself_and_all_together(corpus):
-    text = TextStream(corpus, stop=["."])
-    done = [text(new) for new in tokens_by_one(corpus, "one. two three four", "one two three. four")]
-    assert text.finish() == ["one", "one two three"] and done[-1] and not done[0]
-
-
-def test_a_stream_of_the_published_recipe_has_spaces(folder, cache):
-    lossy = load_corpus(folder, tokenizer="published", vocab_size=300, max_train_tokens=50, cache=cache)
-    text = TextStream(lossy)
-    text(torch.from_numpy(lossy.valid[:3].astype("int64"))[None])
-    assert text.finish() == [" the dog sat"]
-    with pytest.raises(ValueError, match="stop: got 'x'; want a list of strings that are not empty"):
-        TextStream(lossy, stop="x")
-    with pytest.raises(ValueError, match="stop: got"):
-        TextStream(lossy, stop=[""])
-    with pytest.raises(ValueError, match=r"new: got shape \(2, 1\); want \(1, n\)"):
-        text(torch.zeros(2, 1).long())
-    with pytest.raises(ValueError, match="write: got 3; want None or a callable"):
-        TextStream(lossy, write=3)
-
-
-@pytest.mark.parametrize("limit, head", [(2, "na"), (3, "naπve"), (4, "naπve aπb"), (5, "naπve aπb  foo")])
-def test_a_limit_counts_the_bytes_of_text_where_characters_are_lost(limit, head, tmp_path):
-    """A character that is lost inside a word shifts the library's offsets."""
-    text = "naπve aπb  foo bar"
-    tokenizer = train_tokenizer(["n a ve ve ab ab foo foo bar bar"] * 9, 40, "published")
-    assert tokenizer.encode(text).tokens == ["n", "a", "ve", "ab", "foo", "bar"]
-    spellings = corpora._spellings(json.loads(tokenizer.to_str()), "published")
-    found = corpora._encode_split(tmp_path / "x.bin", [text], tokenizer, spellings, np.dtype("<u2"), limit)
-    assert found["tokens"] == limit and found["bytes"] == len(head.encode()) and not found["lossless"]
-
-
-@pytest.mark.parametrize("types, dtype", [(2**16, np.uint16), (2**16 + 1, np.uint32)])
-def test_32_bits_where_16_do_not_suffice(types, dtype, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(corpora, "_spellings", lambda *a: [b""] * types)
-    rows, source = corpora._from_folder(folder)
-    recipe = source | {
-        "tokenizer": "byte-level",
-        "vocab_size": 300,
-        "max_train_tokens": None,
-        "tokenizer_characters": 10**8,
-    }
-    corpora._write_corpus(tmp_path / "wide", recipe, rows)
-    wide = open_corpus(tmp_path / "wide")
-    assert wide.train.dtype == dtype and not wide.lossless
-
-
-def test_a_run_that_is_cut_off_leaves_nothing(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "_versions", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        load_corpus(folder, vocab_size=300, cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_two_that_write_at_once(folder, tmp_path, monkeypatch):
-    rows, source = corpora._from_folder(folder)
-    first = load_corpus(folder, vocab_size=300, cache=tmp_path)
-    corpora._write_corpus(first.folder, first.manifest["recipe"], rows)  # the second to finish
-    assert [p.name for p in tmp_path.iterdir()] == [first.folder.name]
-    assert open_corpus(first.folder).fingerprint == first.fingerprint
-
-
-BARE = """
-import sys
-for name in ("datasets", "tokenizers"):
-    sys.modules[name] = None
-import gbattn.corpora as corpora
-corpus = corpora.open_corpus(sys.argv[1])
-print(corpus.decode(corpus.test), corpus.n_bytes(corpus.test), len(corpus.train))
-load = lambda: corpora.load_corpus(sys.argv[2], cache=sys.argv[3])
-for call in (lambda: corpus.encode("a"), lambda: corpora.train_tokenizer(["a"]), load):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-print(sorted({"sklearn", "matplotlib", "pandas"} & set(sys.modules)))
-"""
-
-
-def test_a_cache_is_carried_to_a_machine_without_the_packages(corpus, folder, tmp_path):
-    carried = tmp_path / "carried"
-    shutil.copytree(corpus.folder, carried)
-    command = [sys.executable, "-c", BARE, carried, folder, tmp_path]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, encoding="utf-8"
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.removeprefix(TEXTS["test"]).splitlines()
-    assert lines[0].split() == [str(len(TEXTS["test"].encode())), str(len(corpus.train))]
-    install = "pip install 'gbattn[data] @ git+https://github.com/gbattn/gbattn'"
-    error = f"tokenizers: got a Python that cannot import it; want {install}, or open_corpus"
-    assert all(line.startswith(error) for line in lines[1:4])
-    assert lines[4] == "[]"
-
-
-def test_without_the_reader_of_text(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ValueError, match=r"datasets: got a Python that cannot import it; want pip install 'gbattn\[data\] @"
-    ):
-        load_corpus("wikitext-2", cache=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert load_corpus(folder, vocab_size=300, cache=tmp_path).lossless  # text files need no reader
-
-
-def spoil(folder, name, change):
-    path = folder / name
-    path.write_bytes(change(path.read_bytes()))
-
-
-SPOILT = {
-    "truncated": ("train.bin", lambda b: b[:-1], r"train\.bin: got \d+ bytes; want \d+ bytes: a cache as load_corpus"),
-    "changed": (
-        "valid.bin",
-        lambda b: bytes([b[0] ^ 1]) + b[1:],
-        r"valid\.bin: got bytes that do not match their checksum",
-    ),
-    "other tokenizer": ("tokenizer.json", lambda b: b + b" ", r"tokenizer\.json: got bytes that do not match"),
-    "no JSON": ("corpus.json", lambda b: b"{", r"corpus\.json: got format None; want 'gbattn corpus 1': a cache"),
-    "a list": ("corpus.json", lambda b: b"[]", r"corpus\.json: got format None"),
-    "foreign": ("corpus.json", lambda b: b"{}", r"corpus\.json: got format None"),
-    "other vocabulary": (
-        "corpus.json",
-        lambda b: b.replace(b'"vocab_size": 300,\n "tok', b'"vocab_size": 301,\n "tok'),
-        r"corpus\.json: got contents that do not match their checksum; want a cache",
-    ),
-    "other bytes": (
-        "corpus.json",
-        lambda b: b.replace(b'"bytes": ', b'"bytes": 1'),
-        r"corpus\.json: got contents that do not match",
-    ),
-    "no checksum": (
-        "corpus.json",
-        lambda b: b.replace(b"sha256", b"sha1"),
-        r"corpus\.json: got contents that do not match",
-    ),
-    "newer": ("corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"), r"got format 'gbattn corpus 2'"),
-}
-
-
-@pytest.mark.parametrize("name, change, error", SPOILT.values(), ids=SPOILT)
-def test_a_spoilt_cache_is_refused(corpus, tmp_path, name, change, error):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    before = (copy / name).read_bytes()
-    spoil(copy, name, change)
-    assert (copy / name).read_bytes() != before
-    with pytest.raises(ValueError, match=error):
-        open_corpus(copy)
-
-
-def test_a_missing_file_and_a_folder_that_is_no_cache(corpus, tmp_path):
-    with pytest.raises(ValueError, match="folder: got .* without corpus.json; want a cache as load_corpus writes it"):
-        open_corpus(tmp_path)
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    (copy / "test.bin").unlink()
-    with pytest.raises(ValueError, match="folder: got .* without test.bin; want a cache"):
-        open_corpus(copy)
-
-
-@pytest.mark.parametrize("manifest", [None, "{}", '{"format": "somebody else"}', "no JSON"])
-def test_nobody_is_told_to_delete_a_folder_of_text(manifest, tmp_path):
-    local(tmp_path, train=b"our own", valid=b"text", test=b"here")
-    if manifest:
-        (tmp_path / "corpus.json").write_text(manifest)
-    with pytest.raises(ValueError, match="want .*a cache as load_corpus writes it; or load_corpus.folder.") as caught:
-        open_corpus(tmp_path)
-    assert "delete the folder" not in str(caught.value)
-    corpus = load_corpus(tmp_path, vocab_size=256, cache=tmp_path / "cache")  # which it is no cache for
-    assert corpus.decode(corpus.train) == "our own"
-
-
-def test_a_cache_of_another_version_may_be_deleted(corpus, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    spoil(copy, "corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"))
-    with pytest.raises(ValueError, match="delete the folder"):
-        open_corpus(copy)
-    with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
-        load_corpus(copy)
-
-
-def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    spoil(copy, "valid.bin", lambda b: bytes([b[0] ^ 1]) + b[1:])
-    assert len(open_corpus(copy, verify=False).valid) == len(corpus.valid)
-    spoil(copy, "valid.bin", lambda b: b[:-2])
-    with pytest.raises(ValueError, match="valid.bin"):
-        open_corpus(copy, verify=False)
-
-
-def signed(folder, change):
-    """Change the manifest of a folder, with a checksum that fits."""
-    path = folder / "corpus.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    manifest["sha256"] = corpora.manifest_checksum(manifest)
-    path.write_text(json.dumps(manifest))
-
-
-def entries(manifest, above=()):
-    """Where each entry of a manifest is that somebody reads: its source nobody does."""
-    for name, value in manifest.items():
-        if name not in ("source", "sha256", "format") or above[:1] in (("splits",), ("tokenizer",)):
-            yield (*above, name)
-            if isinstance(value, dict):
-                yield from entries(value, (*above, name))
-
-
-UNREAD = {("recipe", "tokenizer_rows"), ("recipe", "tokenizer_characters")}
-UNREAD |= {("made_with", package) for package in ("python", "gbattn", "datasets")}
-NONSENSE = ["../x", "/etc/x", "", ".", "a\\b", "c:x", "nul\0", "\x1b[2J", "O", "run.json", "corpus.json"]
-NONSENSE += [0, -1, 1.5, True, None, [], {}, [[]], 10**30, "a" * 10**6, math.nan]
-HARMLESS = {  # what is neither a path nor a size, and can be shown
-    ("recipe", "corpus"): {"", ".", "a\\b", "c:x", "O", "run.json", "corpus.json"},
-    ("recipe", "max_train_tokens"): {None},
-    ("made_with", "tokenizers"): {"../x", "/etc/x", "", ".", "a\\b", "c:x", "O", "run.json", "corpus.json"},
-}
-
-
-def test_no_entry_of_a_manifest_is_believed(corpus, tmp_path):
-    """Whoever makes a folder makes its checksums."""
-    copy, outside = tmp_path / "deep" / "copy", tmp_path / "x"
-    shutil.copytree(corpus.folder, copy)
-    outside.write_text("mine")
-    whole, tried = (copy / "corpus.json").read_text(), 0
-    for place in set(entries(corpus.manifest)) - UNREAD:
-        for value in NONSENSE:
-            there = corpus.manifest
-            for name in place:
-                there = there[name]
-            harmless = any(value is x or type(value) is str and value == x for x in HARMLESS.get(place, ()))
-            if harmless or (type(there), there) == (type(value), value):
-                continue
-
-            def change(manifest, place=place, value=value):
-                for name in place[:-1]:
-                    manifest = manifest[name]
-                manifest[place[-1]] = value
-
-            (copy / "corpus.json").write_text(whole)
-            signed(copy, change)
-            for verify in (True, False):
-                with pytest.raises(ValueError, match=r"corpus\.json, [\w.]+: got .*; want ") as caught:
-                    open_corpus(copy, verify=verify)
-                assert ".".join(place) in str(caught.value) and len(str(caught.value)) < 600
-            tried += 1
-    assert tried > 500 and outside.read_text() == "mine"
-
-
-@pytest.mark.parametrize("place", ["format", "tokenizer", "else"])
-def test_json_that_nests_too_deep_is_refused_by_its_name(corpus, tmp_path, place):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    opened = open_corpus(copy)
-    for depth in (*range(930, 1000), 100_000):
-        (copy / "corpus.json").write_text(f'{{"{place}": {"[" * depth + "]" * depth}, "format": "gbattn corpus 1"}}')
-        with pytest.raises(ValueError, match=r"corpus\.json"):
-            open_corpus(copy)
-    with pytest.raises(ValueError, match="name_or_folder: got .*; want SPLIT.txt"):
-        load_corpus(copy)
-    (copy / "tokenizer.json").write_text("[" * 100_000)
-    opened.manifest["tokenizer"]["sha256"] = corpora.file_checksum(copy / "tokenizer.json")
-    for use in (lambda: opened.decode([1]), lambda: opened.encode("a")):
-        with pytest.raises(ValueError, match=r"tokenizer\.json: got RecursionError"):
-            use()
-
-
-@pytest.mark.parametrize("number", [300, 65_535])
-def test_numbers_beyond_the_vocabulary_are_refused(corpus, tmp_path, number):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    np.full(len(corpus.valid), number, "<u2").tofile(copy / "valid.bin")
-    signed(copy, lambda m: m["splits"]["valid"].update(sha256=corpora.file_checksum(copy / "valid.bin")))
-    message = r"valid\.bin: got a token id outside the vocabulary; want ids below vocab_size = 300"
-    with pytest.raises(ValueError, match=message):
-        open_corpus(copy)
-    with pytest.raises(ValueError, match="tokens: got a number outside; want 0 to 299"):
-        opened = open_corpus(copy, verify=False)
-        opened.decode(opened.valid)
-
-
-def replaced(number):
-    """The vocabulary with another number for its last token."""
-
-    def change(tokenizer):
-        vocabulary = tokenizer["model"]["vocab"]
-        vocabulary[max(vocabulary, key=vocabulary.get)] = number
-
-    return change
-
-
-TOKENIZERS = {
-    **{repr(x): replaced(x) for x in (-1, 0, 300, 2**32 - 1, 10**30, 1.5, "1", None, [], {})},
-    "one more": lambda tokenizer: tokenizer["model"]["vocab"].update(more=300),
-    "no byte": lambda tokenizer: tokenizer["model"]["vocab"].update({"語": tokenizer["model"]["vocab"].pop("!")}),
-    "no vocabulary": lambda tokenizer: tokenizer["model"].pop("vocab"),
-    "a list": lambda tokenizer: tokenizer["model"].update(vocab=[["a", 0]]),
-    "no model": lambda tokenizer: tokenizer.update(model=3),
-}
-
-
-@pytest.mark.parametrize("change", TOKENIZERS.values(), ids=TOKENIZERS)
-def test_a_vocabulary_that_is_none(corpus, tmp_path, change):
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    tokenizer = json.loads((copy / "tokenizer.json").read_text())
-    change(tokenizer)
-    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora.file_checksum(copy / "tokenizer.json")))
-    opened = open_corpus(copy)
-    message = r"tokenizer\.json: got no vocabulary of 300 tokens, numbered from 0 on; want the file"
-    for use in (lambda: opened.vocabulary, lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
-        with pytest.raises(ValueError, match=message):
-            use()
-
-
-PAD = dict(direction="Right", pad_to_multiple_of=None, pad_id=0, pad_type_id=0, pad_token="a")
-MARK = {"id": "x", "ids": [4_000_000_000], "tokens": ["x"]}
-TEMPLATE = [{"SpecialToken": {"id": "x", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-SETTINGS = {
-    "post_processor": dict(type="TemplateProcessing", single=TEMPLATE, pair=TEMPLATE, special_tokens={"x": MARK}),
-    "padding": dict(strategy={"Fixed": 9 * 10**12}, **PAD),  # the library asks for so much memory, and ends
-    "truncation": dict(direction="Right", max_length=2, strategy="LongestFirst", stride=2),
-    "normalizer": dict(type="Precompiled", precompiled_charsmap="AAAA"),
-    "pre_tokenizer": dict(type="FixedLength", length=0),
-    "model.continuing_subword_prefix": "ééé",
-    "model.dropout": 0.5,
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_tokenizer_of_another_recipe_never_reaches_its_library(corpus, tmp_path, name):
-    """Which could end the process, or encode otherwise than the text was."""
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    tokenizer = json.loads((copy / "tokenizer.json").read_text())
-    *outer, inner = name.split(".")
-    (tokenizer[outer[0]] if outer else tokenizer)[inner] = SETTINGS[name]
-    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    signed(copy, lambda m: m["tokenizer"].update(sha256=corpora.file_checksum(copy / "tokenizer.json")))
-    with pytest.raises(ValueError, match=rf"tokenizer\.json: got settings of no 'byte-level' recipe: {name}"):
-        open_corpus(copy).encode("the cat")
-
-
-def test_a_name_that_a_terminal_would_obey_is_not_kept(tmp_path):
-    strange = tmp_path / "a\x1b[2Jb"
-    strange.mkdir()
-    texts = local(strange, train=b"ab", valid=b"cd", test=b"ef")
-    assert load_corpus(texts, vocab_size=256, cache=tmp_path).name == "a?[2Jb"
-
-
-def test_nobody_is_told_to_throw_a_model_away(corpus, tmp_path):
-    """A folder of training has the manifest and the tokenizer of its text, and no tokens."""
-    for name in ("corpus.json", "tokenizer.json"):
-        shutil.copy(corpus.folder / name, tmp_path)
-    want = "a cache as load_corpus writes it; or load_corpus"
-    with pytest.raises(ValueError, match=f"without tokens, such as that of a trained model; want {want}") as error:
-        open_corpus(tmp_path)
-    assert "delete the folder" not in str(error.value)
-
-
-TOKENIZER_FAULTS = {
-    "missing": (lambda path: path.unlink(), "no such file; want the file that corpus.json was written with: copy"),
-    "empty": (lambda path: path.write_text(""), "bytes that do not match their checksum; want the file"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "bytes that do not match"),
-    "foreign": (lambda path: path.write_text(train_tokenizer(["b"], 300).to_str()), "bytes that do not match"),
-}
-
-
-@pytest.mark.parametrize("change, error", TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS)
-def test_a_tokenizer_that_is_not_the_one_of_the_tokens(corpus, tmp_path, change, error):
-    """It is compared when it is used, however the folder was opened."""
-    copy = tmp_path / "copy"
-    shutil.copytree(corpus.folder, copy)
-    opened = open_corpus(copy)
-    change(copy / "tokenizer.json")
-    for use in (lambda: opened.encode("a"), lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
-        with pytest.raises(ValueError, match=rf"tokenizer\.json: got {error}"):
-            use()
-
-
-def test_a_tokenizer_that_its_library_cannot_read(corpus, tmp_path, monkeypatch):
-    """As one of a newer version may be."""
-    opened = open_corpus(corpus.folder)
-    made = corpus.manifest["made_with"]["tokenizers"]
-    tokenizer = json.loads((corpus.folder / "tokenizer.json").read_text())
-    tokenizer["model"]["merges"] = [["no", "token"]]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    monkeypatch.setitem(vars(opened), "_tokenizer_file", tmp_path / "tokenizer.json")
-    with pytest.raises(
-        ValueError, match=rf"tokenizer\.json: got what tokenizers .* cannot read .*want tokenizers {made}"
-    ):
-        opened.encode("a")
-
-
 # ---- Sources and their faults ----
-
-
-def local(tmp_path, **texts):
-    for split, text in texts.items():
-        path = tmp_path / f"{split}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
-    return tmp_path
-
-
-FAULTS = {
-    "split missing": (
-        dict(train=b"a"),
-        "name_or_folder: got .* without valid, test; want SPLIT.txt or a folder SPLIT of .txt",
-    ),
-    "empty": (dict(train=b"abc", valid=b"", test=b"c"), "valid.txt: got no text in it; want a file with text"),
-    "blank": (dict(train=b" \n\n", valid=b"b", test=b"c"), "train.txt: got no text in it"),
-    "Latin-1": (
-        dict(train=b"a\ncaf\xe9\n", valid=b"b", test=b"c"),
-        "train.txt: got byte 0xe9 in line 2; want UTF-8; iconv",
-    ),
-    "one token": (
-        dict(train=b"abc, abd", valid=b"b", test=b"c"),
-        "valid: got 1 tokens; want a split with two tokens or more",
-    ),
-    "two places": (
-        {"train": b"abc", "valid": b"b", "test": b"c", "train/more": b"d"},
-        "name_or_folder: got .*train.txt and .*train; want one of the two",
-    ),
-}
-
-
-@pytest.mark.parametrize("code", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
-def test_a_text_in_another_encoding_is_named_with_its_encoding(code, tmp_path):
-    texts = dict(train="a b\n".encode(code), valid=b"b", test=b"c")
-    with pytest.raises(ValueError, match=f"train.txt: got .*{code}"):
-        load_corpus(local(tmp_path, **texts), cache=tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_file_with_nuls_is_no_text(tmp_path):
-    texts = dict(train=b"a b c d e f\n" * 9 + b"\0\n", valid=b"b", test=b"c")
-    with pytest.raises(ValueError, match="train.txt: got .*binary"):
-        load_corpus(local(tmp_path, **texts), cache=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("recipe", ["byte-level", "published"])
@@ -926,347 +396,6 @@ def test_no_word_that_the_tokenizer_learns_from_is_longer_than_1024(recipe):
     assert max(map(len, tokenizer.get_vocab())) == 1024
     tokens = tokenizer.encode("a" * 8192).tokens
     assert "".join(tokens) == "a" * 8192 and len(tokens) == 8
-
-
-def test_a_folder_is_read_however_deep(tmp_path, cache):
-    local(tmp_path, valid=b"b b", test=b"c c")
-    place, made = tmp_path, []
-    for name in ["train"] + 1200 * ["d"]:
-        place = f"{place}/{name}"
-        os.mkdir(place)
-        made.append(place)
-    Path(place, "a.txt").write_text("a a a")
-    try:
-        assert len(load_corpus(tmp_path, vocab_size=256, cache=cache).train) == 5
-    finally:  # shutil.rmtree calls itself
-        os.remove(f"{place}/a.txt")
-        for folder in reversed(made):
-            os.rmdir(folder)
-
-
-@pytest.mark.parametrize("texts, error", FAULTS.values(), ids=FAULTS)
-def test_faults_of_a_folder(tmp_path, texts, error):
-    with pytest.raises(ValueError, match=error):
-        load_corpus(local(tmp_path, **texts), cache=tmp_path / "cache")
-
-
-def test_a_folder_of_files(tmp_path, cache):
-    for name, text in {
-        "train/c.txt": "last",
-        "train/b.txt": "second\n",
-        "train/a.txt": "first",
-        "valid/x.txt": "v v\n",
-        "test/x.txt": "t t\n",
-    }.items():
-        path = tmp_path / "many" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    corpus = load_corpus(tmp_path / "many", vocab_size=256, cache=cache)
-    assert corpus.decode(corpus.train) == "first\nsecond\nlast"
-
-
-def test_a_folder_that_cannot_be_listed(tmp_path, cache, monkeypatch):
-    local(tmp_path, **{"train/a": b"a a", "train/deep/b": b"b b", "valid": b"v v", "test": b"t t"})
-    listed = os.scandir
-
-    def scandir(path):
-        if str(path).endswith("deep"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(
-        ValueError, match="name_or_folder: got .*deep, which cannot be listed .Permission denied.; want"
-    ):
-        load_corpus(tmp_path, vocab_size=256, cache=cache)
-
-
-def test_files_behind_links_are_read_and_hidden_ones_not(tmp_path, cache):
-    many, elsewhere = tmp_path / "many", tmp_path / "elsewhere"
-    for path, text in {
-        many / "train" / "a" / "a.txt": "first\n",
-        many / "train" / "a-b.txt": "second\n",
-        many / "train" / ".checkpoints" / "old.txt": "a draft\n",
-        many / "train" / ".hidden.txt": "hidden\n",
-        many / "train" / "folder.txt" / "notes.md": "no text file\n",
-        elsewhere / "C.TXT": "third\n",
-        many / "valid.txt": "v v\n",
-        many / "test.txt": "t t\n",
-    }.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (many / "train" / "b").symlink_to(elsewhere)
-    corpus = load_corpus(many, vocab_size=256, cache=cache)
-    assert corpus.decode(corpus.train) == "first\nsecond\nthird\n"
-    (elsewhere / "back").symlink_to(many / "train")
-    with pytest.raises(ValueError, match="name_or_folder: got .*back, which is read already; want links to other"):
-        load_corpus(many, vocab_size=256, cache=cache)
-    (elsewhere / "back").unlink()
-    (elsewhere / "d.txt").symlink_to(tmp_path / "gone.txt")
-    with pytest.raises(ValueError, match="d.txt: got no file that can be read; want a text file"):
-        load_corpus(many, vocab_size=256, cache=cache)
-
-
-def test_a_byte_order_mark_is_dropped(tmp_path, cache):
-    mark = "\ufeff".encode()
-    corpus = load_corpus(
-        local(tmp_path, train=mark + b"ab", valid=b"cd", test=mark + b"ef"), vocab_size=256, cache=cache
-    )
-    assert (corpus.decode(corpus.train), corpus.text_bytes("train")) == ("ab", 2)
-    with pytest.raises(ValueError, match="valid.txt: got no text in it"):
-        load_corpus(local(tmp_path, train=b"ab", valid=mark, test=b"ef"), cache=cache)
-
-
-@pytest.mark.parametrize("name", ["python-docs", "wikitext-2"])
-def test_a_path_is_a_folder_whatever_its_name(name, tmp_path, cache, monkeypatch):
-    (tmp_path / name).mkdir()
-    local(tmp_path / name, train=b"our own", valid=b"text", test=b"here")
-    monkeypatch.chdir(tmp_path)
-    corpus = load_corpus(Path(name), vocab_size=256, cache=cache)
-    assert corpus.decode(corpus.train) == "our own"
-
-
-def test_a_cache_of_another_recipe_in_the_place_of_one(folder, tmp_path):
-    asked, other = (load_corpus(folder, vocab_size=size, cache=tmp_path).folder for size in (260, 258))
-    shutil.rmtree(asked)
-    other.rename(asked)
-    with pytest.raises(ValueError, match="got a cache of another recipe; want its own: delete it"):
-        load_corpus(folder, vocab_size=260, cache=tmp_path)
-
-
-def test_a_corpus_opened_by_a_relative_path(corpus, tmp_path, monkeypatch):
-    monkeypatch.chdir(corpus.folder.parent)
-    relative = open_corpus(corpus.folder.name)
-    monkeypatch.chdir(tmp_path)
-    assert relative.decode(relative.train[:9]) == corpus.decode(corpus.train[:9])
-
-
-def test_the_cache_may_be_under_home(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("GBATTN_CACHE", "~/deep/cache")
-    assert load_corpus(folder, vocab_size=256).folder.parent == tmp_path / "deep" / "cache"
-
-
-def test_a_cache_that_cannot_be_written(folder, tmp_path, monkeypatch):
-    def refuse(path, *args, **options):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ValueError, match="cache: got .*cannot be written .Permission denied.; want .*GBATTN_CACHE"):
-        load_corpus(folder, vocab_size=256, cache=tmp_path)
-
-
-def test_a_folder_with_a_long_name(tmp_path):
-    long = tmp_path / ("x" * 240)
-    long.mkdir()
-    assert (
-        len(load_corpus(local(long, train=b"ab", valid=b"cd", test=b"ef"), vocab_size=256, cache=tmp_path / "c").train)
-        == 2
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"), [("語" * 80, "語" * 66), ("é" * 100, "é" * 100), ("x" * 101, "x" * 100), ("語" * 50, "語" * 50)]
-)
-def test_a_name_is_cut_by_its_bytes(name, kept, tmp_path):
-    folder = tmp_path / name
-    folder.mkdir()
-    local(folder, train=b"ab", valid=b"cd", test=b"ef")
-    assert load_corpus(folder, vocab_size=256, cache=tmp_path / "c").folder.name[:-13] == kept
-
-
-@pytest.mark.parametrize("recipe", ["byte-level", "published"])
-def test_a_long_line_is_cut_where_it_changes_no_token(recipe, tmp_path):
-    words = np.random.default_rng(0).choice(["a", "bb", "ccc ", " dd\t", "e\n\n", "ü"], 3000)
-    line = " ".join(words)
-    tokenizer = train_tokenizer([line], 300, recipe)
-    pieces = list(corpora._pieces([line], 50))
-    assert "".join(pieces) == line and max(map(len, pieces)) <= 150
-    assert [i for piece in pieces for i in tokenizer.encode(piece).ids] == tokenizer.encode(line).ids
-    assert list(corpora._pieces(["x" * 120, "y"], 50)) == ["x" * 50, "x" * 70, "y"]
-
-
-def test_the_bytes_of_a_limit_that_is_the_whole(folder, tmp_path):
-    whole = load_corpus(folder, tokenizer="published", vocab_size=60, cache=tmp_path)
-    limit = len(whole.train)
-    same = load_corpus(folder, tokenizer="published", vocab_size=60, max_train_tokens=limit, cache=tmp_path)
-    assert not same.lossless and same.text_bytes("train") == whole.text_bytes("train")
-
-
-SLOW = """
-import sys, time
-from gbattn import corpora
-corpora._versions = lambda: time.sleep(60)  # when all but the manifest is written
-corpora.load_corpus(sys.argv[1], vocab_size=256, cache=sys.argv[2])
-"""
-
-
-def test_what_a_killed_process_left_is_removed_at_once(folder, tmp_path):
-    """And what a living one is at work on is not."""
-    process = subprocess.Popen([sys.executable, "-c", SLOW, folder, tmp_path])
-    drafts = lambda: [path for path in tmp_path.glob("*.draft-*") if (path / "test.bin").is_file()]
-    while not drafts():
-        assert process.poll() is None
-        time.sleep(0.01)
-    place = load_corpus(folder, vocab_size=256, cache=tmp_path).folder
-    assert len(drafts()) == 1
-    process.kill()
-    process.wait()
-    shutil.rmtree(place)
-    load_corpus(folder, vocab_size=256, cache=tmp_path)
-    assert [*tmp_path.iterdir()] == [place]
-
-
-FULL = """
-import resource, sys
-from gbattn.lab.token_cache import load_corpus
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
-try:
-    load_corpus(sys.argv[1], vocab_size=256, cache=sys.argv[2])
-except OSError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="here files cannot be limited")
-@pytest.mark.parametrize("size, name", [(100, "tokenizer.json"), (10_000, "train.bin")])
-def test_a_file_that_cannot_be_written_is_named(size, name, tmp_path):
-    texts = local(tmp_path / "a", train=b"0123456789" * 9999, valid=b"cd", test=b"ef")
-    command = [sys.executable, "-c", FULL, texts, tmp_path / "cache", str(size)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert re.search(rf"File too large: '.*{name}'", said)
-    assert [*(tmp_path / "cache").iterdir()] == []
-
-
-def test_unknown_names_and_bad_options(tmp_path, corpus):
-    with pytest.raises(
-        ValueError, match="name_or_folder: got 'wikitext'; want one of python-docs, wikitext-103, wikitext-2, openweb"
-    ):
-        load_corpus("wikitext")
-    with pytest.raises(ValueError, match="name_or_folder: got ''; want one of python-docs, .*or a folder with"):
-        load_corpus("")
-    with pytest.raises(ValueError, match="name_or_folder: got None; want a name or a folder"):
-        load_corpus(None)
-    (tmp_path / "file").write_text("no folder")
-    for blocked in ("file", "file/sub"):
-        with pytest.raises(ValueError, match="cache: got .*file, a file; want a folder"):
-            load_corpus(cache=tmp_path / blocked)
-    for wrong in (3, ""):
-        with pytest.raises(ValueError, match=f"cache: got {wrong!r}; want None or a path"):
-            load_corpus(cache=wrong)
-    for wrong in ("False", 0, None):
-        for opened in ((open_corpus, corpus.folder), (load_corpus,)):
-            with pytest.raises(ValueError, match=f"verify: got {wrong!r}; want True or False"):
-                opened[0](*opened[1:], verify=wrong)
-    with pytest.raises(ValueError, match="folder: got None; want a path"):
-        open_corpus(None)
-    with pytest.raises(ValueError, match=r"vocab_size: got 18446744073709551616; want .* at most 2\*\*24"):
-        load_corpus(vocab_size=2**64)
-    with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
-        load_corpus(corpus.folder)
-    with pytest.raises(ValueError, match="tokenizer: got 'words'; want one of 'byte-level', 'published'"):
-        load_corpus(tokenizer="words")
-    with pytest.raises(ValueError, match="vocab_size: got 255; want an integer, 256 or more"):
-        load_corpus(vocab_size=255)
-    for count in (0, 1, True, 2.5):
-        with pytest.raises(ValueError, match="max_train_tokens: got .*; want None or an integer, 2 or more"):
-            load_corpus(max_train_tokens=count)
-    with pytest.raises(ValueError, match="recipe: got 'words'; want one of"):
-        train_tokenizer(["a"], recipe="words")
-    with pytest.raises(ValueError, match="vocab_size: got 255; want an integer, 256 or more"):
-        train_tokenizer(["a"], 255)
-    with pytest.raises(ValueError, match=r"texts: got one string; want an iterable of strings: \[text\]"):
-        train_tokenizer("abc")
-    with pytest.raises(ValueError, match="split: got 'dev'"):
-        corpus.text_bytes("dev")
-    with pytest.raises(ValueError, match="text: got list; want one string"):
-        corpus.encode(["a"])
-
-
-class Hub:
-    """A stand-in for the loader: rows as the Hub has them, and a note of what was asked."""
-
-    def __init__(self, rows):
-        self.rows, self.asked, self.read = rows, [], 0
-
-    def load_dataset(self, path, config=None, *, split, streaming):
-        self.asked.append((path, config, split, streaming))
-
-        def rows():
-            for text in self.rows[split]:
-                self.read += 1
-                yield {"text": text}
-
-        return rows()
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    def install(rows):
-        fake = Hub(rows)
-        real = corpora._load
-        monkeypatch.setattr(corpora, "_load", lambda package: fake if package == "datasets" else real(package))
-        return fake
-
-    return install
-
-
-def test_wikitext_comes_line_by_line(hub, tmp_path):
-    rows = ["", " = Title = \n", "", " Some text , with a @-@ dash \n"]
-    fake = hub({"train": rows * 5, "validation": rows, "test": rows})
-    corpus = load_corpus("wikitext-103", vocab_size=260, cache=tmp_path)
-    assert corpus.decode(corpus.valid) == "\n = Title = \n\n Some text , with a @-@ dash \n"
-    asked = [
-        ("Salesforce/wikitext", "wikitext-103-raw-v1", split, False)
-        for split in ("train", "train", "validation", "test")
-    ]
-    assert fake.asked == asked and corpus.name == "wikitext-103"
-    assert HUB["wikitext-2"].config == "wikitext-2-raw-v1"
-    load_corpus("wikitext-103", vocab_size=260, cache=tmp_path)
-    assert len(fake.asked) == 4  # the second time from the cache
-    shutil.copytree(corpus.folder, tmp_path / "carried" / corpus.folder.name)
-    carried = load_corpus("wikitext-103", vocab_size=260, cache=tmp_path / "carried")
-    assert len(fake.asked) == 4 and carried.fingerprint == corpus.fingerprint  # nor by who gets the folder
-
-
-def test_openwebtext_is_streamed_and_not_read_to_the_end(hub, tmp_path):
-    page = "Some page, and its number: {}.\nTwo lines. " + "word " * 200
-    fake = hub({"train": [page.format(i) for i in range(6_000)]})
-    corpus = load_corpus("openwebtext", vocab_size=256, max_train_tokens=100_000, cache=tmp_path / "a")
-    assert all(streaming for *_, streaming in fake.asked)
-    assert corpus.decode(corpus.valid).count("\n\n") == 1000 and corpus.decode(corpus.test).startswith(
-        page.format(1000)
-    )
-    assert len(corpus.train) == 100_000 and corpus.decode(corpus.train).startswith(page.format(2000))
-    assert fake.read < 13_000  # all of it once, for the tokenizer; 1,000 and 2,000; and not all of it for train
-
-
-def test_the_tokenizer_learns_from_the_head_of_the_text():
-    recipe = {"tokenizer": "byte-level", "tokenizer_characters": 100_000}
-    assert "".join(corpora._tokenizer_text(["x" * 70_000, "y" * 70_000, "z"], recipe)) == "x" * 70_000 + "y" * 30_000
-    recipe = {"tokenizer": "published", "tokenizer_rows": 2}
-    assert list(corpora._tokenizer_text(["a\n", " \n", "b", "c"], recipe)) == ["a\n", "b"]
-
-
-def test_a_hub_that_cannot_be_reached(tmp_path):
-    """The real library, told that it is offline, so that the test takes no part of a minute."""
-    code = """
-import sys
-from gbattn.lab.token_cache import load_corpus
-for name in ("wikitext-2", "openwebtext"):
-    try:
-        load_corpus(name, cache=sys.argv[1])
-    except ValueError as error:
-        print(error)
-"""
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, env=env)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done.stderr
-    for line, name in zip(lines, ("wikitext-2", "openwebtext")):
-        assert line.startswith(f"{name}: got ConnectionError: ")
-        assert "want a network that reaches the Hugging Face Hub, and there a dataset that" in line
-        assert "or open_corpus on a finished cache" in line
 
 
 # ---- Batches ----

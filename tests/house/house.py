@@ -30,6 +30,8 @@ SHORTER = {"16_comparison.ipynb": 4000, "17_experiments.ipynb": 4000, "18_perple
 MOST_LINES = 40  # of a cell that the page shows
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
 GROUND = "ground"  # written by hand, under the book: whoever wants may import it, and it imports no chapter
+LAB = "lab"  # written by hand, above the book: it may import all of it, and no chapter imports it
+BY_HAND = (GROUND, LAB)
 # Private words of this project, and what the field says instead.
 WORDS_OF_THE_FIELD = {
     "look looks": "round (of boosting), attention (what attend computes) or pass (forward, backward)",
@@ -162,11 +164,17 @@ def imports_point_backwards(root):
     files = {path.stem: path for path in sorted((root / "gbattn").glob("*.py"))}
     found = []
     for module, path in files.items():
-        for line, name in imports_of(path.read_text(), {*number, *files}) if module in number else ():
+        known = {*number, *files, *BY_HAND}
+        for line, name in imports_of(path.read_text(), known) if module in number else ():
             at = f"gbattn/{path.name}, line {line}, imports gbattn.{name}, which "
             if name.split(".")[0] == GROUND:
                 continue
-            if name not in number:
+            if name.split(".")[0] == LAB:
+                found.append(
+                    f"{at}lies above the book: export what the chapter argues, or move what needs the "
+                    f"laboratory to gbattn/{LAB}."
+                )
+            elif name not in number:
                 found.append(f"{at}no chapter writes: import what an earlier chapter exports.")
             elif number[name] > number[module]:
                 later = chapters[number[name]].name
@@ -184,15 +192,21 @@ def imports_point_backwards(root):
     return found
 
 
+def modules(root):
+    """The files of the library's modules, those written by hand included."""
+    folders = [root / "gbattn", *(root / "gbattn" / name for name in BY_HAND)]
+    return [path for folder in folders for path in sorted(folder.glob("*.py"))]
+
+
 def imports_are_public(root):
-    """What a module takes from another chapter's has a public name."""
+    """What a module takes from another has a public name."""
     found = []
-    for path in sorted((root / "gbattn").glob("*.py")):
+    for path in modules(root):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("gbattn")):
                 origin = (node.module or "").removeprefix("gbattn").lstrip(".")
                 found += [
-                    f"gbattn/{path.name}, line {node.lineno}, imports {origin}.{alias.name}, which is private: "
+                    f"{path.relative_to(root)}, line {node.lineno}, imports {origin}.{alias.name}, which is private: "
                     "give it a public name there."
                     for alias in node.names
                     if alias.name.startswith("_") and not alias.name.startswith("__")
@@ -204,15 +218,15 @@ def identifiers_are_words_of_the_field(root):
     """A reader of the code must not have to learn a private language first."""
     instead = {word: cure for words, cure in WORDS_OF_THE_FIELD.items() for word in words.split()}
     found = []
-    for path in sorted((root / "gbattn").glob("*.py")):
+    for path in modules(root):
         if path.stem == "_modidx":
             continue
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
             if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
                 words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", token.string)
                 found += [
-                    f"gbattn/{path.name}, line {token.start[0]}: the name {token.string!r} has the word {word!r}; "
-                    f"the field's is {instead[word]}."
+                    f"{path.relative_to(root)}, line {token.start[0]}: the name {token.string!r} has the word "
+                    f"{word!r}; the field's is {instead[word]}."
                     for word in map(str.lower, words)
                     if word in instead
                 ]
@@ -268,8 +282,9 @@ def exported(root, folder):
     shutil.copytree(root / "nbs", folder / "nbs")
     shutil.copy(root / "settings.ini", folder)
     (folder / "gbattn").mkdir()
-    if (root / "gbattn" / GROUND).is_dir():  # nbdev lists every module that it finds
-        shutil.copytree(root / "gbattn" / GROUND, folder / "gbattn" / GROUND)
+    for name in BY_HAND:  # nbdev lists every module that it finds
+        if (root / "gbattn" / name).is_dir():
+            shutil.copytree(root / "gbattn" / name, folder / "gbattn" / name)
     command = [Path(sys.executable).with_name("nbdev_export")]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -292,7 +307,7 @@ def library_is_what_the_notebooks_export(root):
     here = library(root)
     found = [f"{name} is not what the notebooks export: {cure}" for name in fresh if name not in here]
     for name, text in here.items():
-        if Path(name).name in NOT_EXPORTED or Path(name).parent.name == GROUND:
+        if Path(name).name in NOT_EXPORTED or Path(name).parent.name in BY_HAND:
             continue
         if name not in fresh:
             found.append(f"{name} is written by no notebook: {cure}")

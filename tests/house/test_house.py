@@ -127,6 +127,30 @@ def test_what_lies_under_the_book_imports_none_of_it_and_is_imported_by_all(smal
     only(house.imports_point_backwards(small_house.built()), "gbattn/ground/files.py", "imports gbattn.first")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from gbattn.lab.training import train",
+        "import gbattn.lab.training",
+        "from gbattn import lab",
+        "from .lab.training import train",
+        "def lazy():\n    from gbattn.lab import training",
+    ],
+)
+def test_no_chapter_imports_the_laboratory_which_may_import_all(small_house, source):
+    small_house.files["gbattn/lab/training.py"] = "from gbattn.first import one\nfrom gbattn.lab.files import two"
+    assert house.imports_point_backwards(small_house.built()) == []
+    small_house.files["gbattn/first.py"] = source
+    only(house.imports_point_backwards(small_house.built()), "gbattn/first.py", "imports gbattn.lab", "above the book")
+
+
+def test_the_laboratory_is_read_by_the_laws_of_names(small_house):
+    small_house.files["gbattn/lab/training.py"] = "from gbattn.first import _one"
+    only(house.imports_are_public(small_house.built()), "gbattn/lab/training.py, line 1", "first._one")
+    small_house.files["gbattn/lab/training.py"] = "one_look = 1"
+    only(house.identifiers_are_words_of_the_field(small_house.built()), "gbattn/lab/training.py, line 1", "'look'")
+
+
 def test_an_import_from_an_earlier_chapter_or_from_outside_is_fine(small_house):
     small_house.files["gbattn/first.py"] = (
         "import torch\nfrom .floor import one\nfrom gbattn import floor, __version__"
@@ -204,6 +228,9 @@ def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
 
     (root / "gbattn" / "first.py").write_text(fresh["gbattn/first.py"] + "\n# edited by hand\n")
     (root / "gbattn" / "left_over.py").write_text("")
+    for floor in house.BY_HAND:
+        (root / "gbattn" / floor).mkdir()
+        (root / "gbattn" / floor / "by_hand.py").write_text("")
     (root / "gbattn" / "floor.py").unlink()
     broken = house.library_is_what_the_notebooks_export(root)
     assert len(broken) == 3

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from layer_numbers import numbers
 
 BEFORE = json.loads((Path(__file__).parents[1] / "support" / "layer_numbers.json").read_text())
