@@ -73,14 +73,14 @@ oldest: ## test the library with the oldest torch and transformers that are allo
 	"$(PYTHON)" -m venv .oldest/venv
 	grep -vE '^(torch|transformers)==' constraints.txt >.oldest/constraints.txt
 	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' $(OLDEST)
-	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers tests/ground
+	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers tests/ground tests/lab
 
 extras: $(READY) ## try the wheel in a fresh environment for each extra, with nothing else
 	$(BIN)/python tools/try_extras.py
 
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints
-	rm -rf gbattn/__pycache__ gbattn/ground/__pycache__ gbattn/lab/__pycache__ tests/*/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
+	rm -rf gbattn/__pycache__ gbattn/ground/__pycache__ gbattn/lab/__pycache__ gbattn/lab/*/__pycache__ tests/*/__pycache__ tools/__pycache__ benchmarks/__pycache__ _ext/__pycache__
 
 distclean: clean ## remove the environments as well: back to a fresh clone
 	rm -rf .venv .newest .oldest gbattn.egg-info
