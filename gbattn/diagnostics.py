@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as nnf
 
-from .attention import merge_heads, repeat_heads, split_heads
+from .attention import merge_heads, repeat_heads
 from .boosted import GradientBoostedAttention, add_gated, alignment
 from .corpora import Batch
 from gbattn.ground.arguments import (
@@ -42,7 +42,9 @@ from .layers import AttentionInputs, MultiHeadAttention, Round
 Edit = Callable[[MultiHeadAttention, AttentionInputs], torch.Tensor]
 
 
-def rounds_of(layer: MultiHeadAttention, inputs: AttentionInputs) -> list[Round]:
+def rounds_of(
+    layer: MultiHeadAttention, inputs: AttentionInputs
+) -> list[Round]:
     """Return the rounds of a layer with these inputs.
 
     Parameters
@@ -101,11 +103,17 @@ def edited(model: LanguageModel, edits: dict[int, Edit]) -> Iterator[None]:
         want = f"layers from 0 to {len(model.blocks) - 1}"
         require(fits, "edits", f"the layer {number!r}", want)
         layer = model.blocks[number].attention
-        kind, want = type(layer).__name__, "a layer derived from MultiHeadAttention"
+        kind, want = (
+            type(layer).__name__,
+            "a layer derived from MultiHeadAttention",
+        )
         require(isinstance(layer, MultiHeadAttention), "model", kind, want)
         want = "one edit of a layer at a time"
         require(
-            "estimate" not in vars(layer), "edits", "a layer that is edited", want
+            "estimate" not in vars(layer),
+            "edits",
+            "a layer that is edited",
+            want,
         )
     layers = [model.blocks[number].attention for number in edits]
     try:
@@ -139,7 +147,9 @@ def with_gates(gates: list[torch.Tensor]) -> Edit:
 
     def edit(layer, inputs):
         first, *others = rounds_of(layer, inputs)
-        return first.estimate + sum(g * m.correction for g, m in zip(gates, others))
+        return first.estimate + sum(
+            g * m.correction for g, m in zip(gates, others)
+        )
 
     return edit
 
@@ -148,7 +158,9 @@ def token_losses(model: LanguageModel, batch: Batch) -> torch.Tensor:
     """Return the loss of each target, in nats, shape (B, T)."""
     logits = model(batch.inputs)
     logits = logits.to(at_least_float32(logits.dtype)).flatten(0, 1)
-    losses = nnf.cross_entropy(logits, batch.targets.flatten(), reduction="none")
+    losses = nnf.cross_entropy(
+        logits, batch.targets.flatten(), reduction="none"
+    )
     return losses.view_as(batch.targets)
 
 # %% ../nbs/19_diagnosis.ipynb #cb0fa363
@@ -166,7 +178,9 @@ class Step(NamedTuple):
     losses: torch.Tensor
 
 
-def step_of(model: LanguageModel, batch: Batch, layer: int, round: int = 1) -> Step:
+def step_of(
+    model: LanguageModel, batch: Batch, layer: int, round: int = 1
+) -> Step:
     """Return what one correction does and what the loss asks for (`descent`)."""
     found = {}
 
@@ -176,8 +190,12 @@ def step_of(model: LanguageModel, batch: Batch, layer: int, round: int = 1) -> S
             want = f"from 1 to {len(rounds) - 1}"
             require(round < len(rounds), "round", round, want)
             F, A = rounds[round - 1].estimate, rounds[0].weights
-            whole = A.shape[1] == attention.n_heads  # halves of heads have no twicing
-            found["twicing"] = twicing_step(attention, inputs, A) if whole else None
+            whole = (
+                A.shape[1] == attention.n_heads
+            )  # halves of heads have no twicing
+            found["twicing"] = (
+                twicing_step(attention, inputs, A) if whole else None
+            )
         F = F.clone().requires_grad_()
         found.update(F=F, delta=rounds[round].estimate - F.detach())
         found["r"] = (inputs.x - F).detach()
@@ -187,7 +205,9 @@ def step_of(model: LanguageModel, batch: Batch, layer: int, round: int = 1) -> S
         losses = token_losses(model, batch)
         (u,) = torch.autograd.grad(losses.sum(), found["F"])
     F, delta, r = found["F"].detach(), found["delta"].detach(), found["r"]
-    used = delta.flatten(0, 1).any(0)  # half of the heads fill half of the features
+    used = delta.flatten(0, 1).any(
+        0
+    )  # half of the heads fill half of the features
     return Step(F, delta, u * used, r, found["twicing"], losses.detach())
 
 # %% ../nbs/19_diagnosis.ipynb #cb0fa364
@@ -263,7 +283,7 @@ def rescaled(direction: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
 
 def head_values(layer, inputs) -> torch.Tensor:
     """The values of round 0, of each head, (B, H, S, K)."""
-    v = split_heads(layer.project_inputs(inputs)[2], layer.n_kv_heads)
+    _, _, v = layer.make_heads(inputs, *layer.project_inputs(inputs))
     return repeat_heads(v, layer.n_heads)
 
 
@@ -310,7 +330,10 @@ def patched(paths: tuple[str, ...], source: str = "other") -> Edit:
 
     def edit(layer, inputs):
         boosted = isinstance(layer, GradientBoostedAttention)
-        kind, want = type(layer).__name__, "a model of GradientBoostedAttention"
+        kind, want = (
+            type(layer).__name__,
+            "a model of GradientBoostedAttention",
+        )
         require(boosted, "model", kind, want)
         q, *first = layer.make_heads(inputs, *layer.project_inputs(inputs))
         F, _ = layer.attend_heads(inputs, q, *first)
@@ -345,16 +368,24 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
         key at this place gets from the queries from here on, over what it would get
         if each attended uniformly (NaN for the last 16 places).
     """
-    check_tensor("weights", weights, "B H T S", dtype=FLOATING, positive="T")
+    check_tensor(
+        "weights", weights, "B H T S", dtype=FLOATING, positive="T"
+    )
     T, S = weights.shape[-2:]
-    require(S == T, "weights", f"{T} queries and {S} keys", "as many of both")
+    require(
+        S == T, "weights", f"{T} queries and {S} keys", "as many of both"
+    )
     entropy = torch.special.entr(weights).sum(-1)  # (B, H, T)
     own = weights.diagonal(dim1=-2, dim2=-1)
     previous = nnf.pad(weights.diagonal(-1, -2, -1), (1, 0), value=math.nan)
-    uniform = 1 / torch.arange(1, T + 1, device=weights.device, dtype=weights.dtype)
+    uniform = 1 / torch.arange(
+        1, T + 1, device=weights.device, dtype=weights.dtype
+    )
     received = weights.sum(-2) / uniform.flip(0).cumsum(0).flip(0)
     received[..., max(1, T - 16) :] = math.nan
-    found = dict(entropy=entropy, own=own, previous=previous, received=received)
+    found = dict(
+        entropy=entropy, own=own, previous=previous, received=received
+    )
     return {name: x.transpose(1, 2) for name, x in found.items()}
 
 
@@ -368,7 +399,10 @@ def divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     got, want = tuple(second.shape), f"{tuple(first.shape)}, as the first"
     require(second.shape == first.shape, "second", f"shape {got}", want)
     entropy = lambda A: torch.special.entr(A).sum(-1)
-    apart = entropy((first + second) / 2) - (entropy(first) + entropy(second)) / 2
+    apart = (
+        entropy((first + second) / 2)
+        - (entropy(first) + entropy(second)) / 2
+    )
     return (apart.clamp(min=0) / math.log(2)).sqrt().transpose(1, 2)
 
 # %% ../nbs/19_diagnosis.ipynb #d3e60b7a
@@ -421,17 +455,25 @@ def induction_scores(
     Source: chapter 19, after Olsson et al. (2022).
     """
     known = instance(LanguageModel, "a LanguageModel")
-    check(model=(model, known), sequences=(sequences, COUNT), seed=(seed, SEED))
+    check(
+        model=(model, known),
+        sequences=(sequences, COUNT),
+        seed=(seed, SEED),
+    )
     n = model.config.max_length // 2 if length is None else length
     check(length=(n, COUNT))
     drawn = torch.Generator().manual_seed(seed)
-    once = torch.randint(model.config.vocab_size, (sequences, n), generator=drawn)
+    once = torch.randint(
+        model.config.vocab_size, (sequences, n), generator=drawn
+    )
     tokens = torch.cat([once, once], 1).to(model.head_weight.device)
     place = torch.arange(n, 2 * n)
     with torch.no_grad(), eval_mode(model):
         layers = trace(model, tokens)
     score = lambda A: A[..., place, place - n + 1].mean((0, 2))
-    return [[score(m.weights).tolist() for m in rounds] for rounds in layers]
+    return [
+        [score(m.weights).tolist() for m in rounds] for rounds in layers
+    ]
 
 # %% ../nbs/19_diagnosis.ipynb #e5aca5c3
 def effective_rank(matrix: torch.Tensor) -> float:
@@ -473,10 +515,16 @@ def hull_distance(
     """
     check_tensor("outputs", outputs, "N K", dtype=FLOATING)
     N, K = outputs.shape
-    check_tensor("values", values, "N S K", N=N, K=K, positive="S", of="outputs")
+    check_tensor(
+        "values", values, "N S K", N=N, K=K, positive="S", of="outputs"
+    )
     check(steps=(steps, COUNT))
     shifted = values - outputs[:, None]  # (N, S, K)
-    rate = torch.linalg.matrix_norm(shifted, 2).square()[:, None].clamp(min=1e-30)
+    rate = (
+        torch.linalg.matrix_norm(shifted, 2)
+        .square()[:, None]
+        .clamp(min=1e-30)
+    )
     alpha = torch.full_like(shifted[..., 0], 1 / values.shape[1])
     ahead, t = alpha, 1.0
     for _ in range(steps):
@@ -493,5 +541,7 @@ def _onto_simplex(x: torch.Tensor) -> torch.Tensor:
     ranked = x.sort(dim=-1, descending=True).values
     excess = ranked.cumsum(-1) - 1
     place = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
-    last = (ranked * place > excess).sum(-1, keepdim=True)  # how many stay positive
+    last = (ranked * place > excess).sum(
+        -1, keepdim=True
+    )  # how many stay positive
     return (x - excess.gather(-1, last - 1) / last).clamp(min=0)

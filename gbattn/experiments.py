@@ -49,36 +49,6 @@ from .language_model import ModelConfig
 from .layers import LAYERS
 from .training import TrainConfig
 
-# %% ../nbs/17_experiments.ipynb #6ebe0437
-#| code-fold: true
-_WORD: Rule = lambda x: isinstance(x, str) and x != "", "a string that is not empty"
-
-
-def _file_name(marks: str) -> Rule:
-    """The rule of a name that can be that of a file or folder, and no dots alone."""
-
-    def holds(x):
-        plain = isinstance(x, str) and x.strip(".") != ""
-        return plain and all(c.isalnum() or c in marks for c in x)
-
-    *most, last = marks
-    return holds, f"letters, digits, {', '.join(most)} and {last}"
-
-
-def _tuple_of(what: str, holds: Callable[[object], bool]) -> Rule:
-    """The rule of a tuple, a list or a range of what the predicate accepts."""
-    kinds = tuple, list, range
-    return (
-        lambda x: isinstance(x, kinds) and all(map(holds, x)),
-        f"a tuple of {what}",
-    )
-
-
-SHARD: Rule = (
-    lambda x: _tuple_of("", is_count)[0](x) and len(x) == 2 and x[0] <= x[1],
-    "(k, n) with k from 1 to n",
-)
-
 # %% ../nbs/17_experiments.ipynb #6ebe0438
 @dataclass(frozen=True, kw_only=True)
 class CorpusSpec:
@@ -107,8 +77,12 @@ class CorpusSpec:
 
     def __post_init__(self):
         two = integer("an integer, 2 or more", lambda n: n > 1)
-        rules = dict(name=_WORD, fingerprint=optional(_WORD), vocab_size=COUNT)
-        rules |= dict(tokenizer=one_of(*TOKENIZERS), max_valid_tokens=optional(two))
+        rules = dict(
+            name=_WORD, fingerprint=optional(_WORD), vocab_size=COUNT
+        )
+        rules |= dict(
+            tokenizer=one_of(*TOKENIZERS), max_valid_tokens=optional(two)
+        )
         check_fields(self, rules | dict(max_train_tokens=optional(COUNT)))
 
 # %% ../nbs/17_experiments.ipynb #85422556
@@ -145,7 +119,9 @@ class Arm:
     change: str = "d_model"
 
     def __post_init__(self):
-        rules = dict(name=_file_name("_."), label=STRING, method=one_of(*COLOURS))
+        rules = dict(
+            name=_file_name("_."), label=STRING, method=one_of(*COLOURS)
+        )
         equal_in = one_of(*MEASURES, "sequential_attention", "time")
         rules |= dict(equal_in=equal_in, change=one_of(*CHANGES))
         rules |= dict(equal_to=optional(instance(Arm, "an Arm")))
@@ -158,6 +134,41 @@ class Arm:
         experiment's."""
         target = self.equal_to.fixes if self.equal_to else set()
         return target | {*self.model, *self.train}
+
+# %% ../nbs/17_experiments.ipynb #6ebe0437
+#| code-fold: true
+_WORD: Rule = (
+    lambda x: isinstance(x, str) and x != "",
+    "a string that is not empty",
+)
+
+
+def _file_name(marks: str) -> Rule:
+    """The rule of a name that can be that of a file or folder, and no dots alone."""
+
+    def holds(x):
+        plain = isinstance(x, str) and x.strip(".") != ""
+        return plain and all(c.isalnum() or c in marks for c in x)
+
+    *most, last = marks
+    return holds, f"letters, digits, {', '.join(most)} and {last}"
+
+
+def _tuple_of(what: str, holds: Callable[[object], bool]) -> Rule:
+    """The rule of a tuple, a list or a range of what the predicate accepts."""
+    kinds = tuple, list, range
+    return (
+        lambda x: isinstance(x, kinds) and all(map(holds, x)),
+        f"a tuple of {what}",
+    )
+
+
+SHARD: Rule = (
+    lambda x: (
+        _tuple_of("", is_count)[0](x) and len(x) == 2 and x[0] <= x[1]
+    ),
+    "(k, n) with k from 1 to n",
+)
 
 # %% ../nbs/17_experiments.ipynb #0f1a66ba
 @dataclass(frozen=True)
@@ -191,18 +202,24 @@ class PlannedRun:
     def name(self) -> str:
         """The name of its record, made of arm, what the grid chose, seed and id."""
         short = {"learning_rate": "lr", "warmup_steps": "warmup"}
-        varied = [f"{short.get(key, key)}{x}" for key, x in self.varied.items()]
-        return "-".join([self.arm.name, *varied, f"seed{self.seed}", self.id])
+        varied = [
+            f"{short.get(key, key)}{x}" for key, x in self.varied.items()
+        ]
+        return "-".join(
+            [self.arm.name, *varied, f"seed{self.seed}", self.id]
+        )
 
     @property
     def settings(self) -> dict:
         """What its record says under ``settings``."""
         return _settings_of(self)
 
-
+# %% ../nbs/17_experiments.ipynb #0f1a66bc
 def _stated(config) -> dict:
     """The fields of a configuration that differ from their defaults."""
-    plain = config.to_dict() if hasattr(config, "to_dict") else asdict(config)
+    plain = (
+        config.to_dict() if hasattr(config, "to_dict") else asdict(config)
+    )
     found = {}
     for entry in fields(config):
         has_factory = callable(entry.default_factory)
@@ -215,7 +232,9 @@ def _stated(config) -> dict:
 #| code-fold: true
 def own_layers(config: ModelConfig) -> dict[type, str]:
     """Return the layers of a model that are not of this library, with their source."""
-    overrides = (changes.get("attention") for changes in config.overrides.values())
+    overrides = (
+        changes.get("attention") for changes in config.overrides.values()
+    )
     found = {}
     for name in filter(None, (config.attention, *overrides)):
         kind = LAYERS[name]
@@ -299,7 +318,9 @@ class Experiment:
     @property
     def planned(self) -> int:
         """How many runs it has."""
-        return math.prod(map(len, (self.seeds, self.arms, *self.grid.values())))
+        return math.prod(
+            map(len, (self.seeds, self.arms, *self.grid.values()))
+        )
 
     def runs(self) -> list[PlannedRun]:
         """All runs, seed by seed, so that whole pairs come in first."""
@@ -312,7 +333,11 @@ class Experiment:
         """
         check(shard=((k, n), SHARD))
         arms = len(self.arms)
-        return [one for i, one in enumerate(self.runs()) if i // arms % n == k - 1]
+        return [
+            one
+            for i, one in enumerate(self.runs())
+            if i // arms % n == k - 1
+        ]
 
     def model_of(self, arm: Arm, varied: dict | None = None) -> ModelConfig:
         """The model of an arm at one combination of the grid, at the size that
@@ -330,14 +355,29 @@ def _runs_of(experiment: Experiment) -> list[PlannedRun]:
         of_model = _fields_of(ModelConfig, varied)
         if (key := (arm.name, repr(of_model))) not in models:
             models[key] = _model_of(experiment, arm, of_model)
-        train = experiment.train | arm.train | _fields_of(TrainConfig, varied)
-        parts = experiment.corpus, models[key], TrainConfig(seed=seed, **train)
-        about = experiment.name, arm, seed, *parts, varied, experiment.planned
+        train = (
+            experiment.train | arm.train | _fields_of(TrainConfig, varied)
+        )
+        parts = (
+            experiment.corpus,
+            models[key],
+            TrainConfig(seed=seed, **train),
+        )
+        about = (
+            experiment.name,
+            arm,
+            seed,
+            *parts,
+            varied,
+            experiment.planned,
+        )
         found.append(PlannedRun(*about))
     return found
 
-
-def _model_of(experiment: Experiment, arm: Arm, varied: dict) -> ModelConfig:
+# %% ../nbs/17_experiments.ipynb #5aaad4f7
+def _model_of(
+    experiment: Experiment, arm: Arm, varied: dict
+) -> ModelConfig:
     """Return the model of an arm, matched to the arm that it is to equal."""
     model = experiment.model | _fields_of(ModelConfig, varied) | arm.model
     config = ModelConfig(vocab_size=experiment.corpus.vocab_size, **model)
@@ -351,8 +391,12 @@ def _model_of(experiment: Experiment, arm: Arm, varied: dict) -> ModelConfig:
     return _as_large(config, target, arm.equal_in, arm.change)
 
 
-@lru_cache(256)  # a search builds dozens of models, and experiments share arms
-def _as_large(config: ModelConfig, target: ModelConfig, by: str, change: str):
+@lru_cache(
+    256
+)  # a search builds dozens of models, and experiments share arms
+def _as_large(
+    config: ModelConfig, target: ModelConfig, by: str, change: str
+):
     """The configuration at the size that equals the target's."""
     return replace(config, **matched(config, target, by, change=change))
 
@@ -367,7 +411,9 @@ def _fields_of(config: type, chosen: dict) -> dict:
 def _check_experiment(e: Experiment) -> None:
     """Check that what an experiment says fits together."""
     rules = dict(name=_file_name("_-."), question=STRING, rate_of=STRING)
-    rules |= dict(corpus=instance(CorpusSpec, "a CorpusSpec"), model=DICTIONARY)
+    rules |= dict(
+        corpus=instance(CorpusSpec, "a CorpusSpec"), model=DICTIONARY
+    )
     check_fields(e, rules | dict(train=DICTIONARY, grid=DICTIONARY))
     any_tuple = _tuple_of("values", lambda x: True)
     grid = {f"grid {key}": values for key, values in e.grid.items()}
@@ -377,19 +423,26 @@ def _check_experiment(e: Experiment) -> None:
         **{key: (values, any_tuple) for key, values in grid.items()},
     )
     names = [arm.name for arm in e.arms]
-    for argument, values in (dict(arms=names, seeds=e.seeds) | grid).items():
+    for argument, values in (
+        dict(arms=names, seeds=e.seeds) | grid
+    ).items():
         pairs = itertools.combinations(values, 2)
         good = len(values) > 0 and all(a != b for a, b in pairs)
         require(good, argument, list(values), "one or more, all different")
     want = "at most 10,000 in all"
-    require(e.planned <= 10**4, "arms, seeds, grid", f"{e.planned} runs", want)
+    require(
+        e.planned <= 10**4, "arms, seeds, grid", f"{e.planned} runs", want
+    )
     _check_known_fields(e)
     _check_rates_from(e)
 
 
 def _check_sweep(experiment: Experiment, sweep: list[Record]) -> None:
     """Check that a sweep is finished: the best rate may be that of a missing run."""
-    name, planned = experiment.rates_from.name, experiment.rates_from.planned
+    name, planned = (
+        experiment.rates_from.name,
+        experiment.rates_from.planned,
+    )
     got = f"{len(sweep)} of the {planned} runs of {name}"
     want = f"all of them: run {name} first, or take the book's: {FETCH_RECORDS}"
     require(len(sweep) == planned, "rates_from", got, want)
@@ -398,30 +451,42 @@ def _check_sweep(experiment: Experiment, sweep: list[Record]) -> None:
 #| code-fold: true
 def _check_known_fields(e: Experiment) -> None:
     """Check that each table has fields of its configuration, and none is set twice."""
-    tables = [("model", e.model, [ModelConfig]), ("train", e.train, [TrainConfig])]
+    tables = [
+        ("model", e.model, [ModelConfig]),
+        ("train", e.train, [TrainConfig]),
+    ]
     for arm in e.arms:
         tables += [(f"arm {arm.name}", arm.model, [ModelConfig])]
         tables += [(f"arm {arm.name}", arm.train, [TrainConfig])]
     tables += [("grid", e.grid, [ModelConfig, TrainConfig])]
     for argument, keys, owners in tables:
         known = {entry.name for owner in owners for entry in fields(owner)}
-        wrong = sorted(set(keys) - (known - {"vocab_size", "seed"}), key=str)
+        wrong = sorted(
+            set(keys) - (known - {"vocab_size", "seed"}), key=str
+        )
         want = " and ".join(owner.__name__ for owner in owners)
         want = f"fields of {want} but vocab_size and seed"
         require(not wrong, argument, wrong, want)
     owner = {key: f"arm {arm.name}" for arm in e.arms for key in arm.fixes}
     owner |= {"learning_rate": "rates_from"} if e.rates_from else {}
-    twice = [f"{key}, which {owner[key]} sets" for key in e.grid if key in owner]
+    twice = [
+        f"{key}, which {owner[key]} sets" for key in e.grid if key in owner
+    ]
     want = "fields that neither an arm nor rates_from sets"
     require(not twice, "grid", "; ".join(twice), want)
 
-
+# %% ../nbs/17_experiments.ipynb #5aaad4f8
+#| code-fold: true
 def _check_rates_from(e: Experiment) -> None:
     """Check that an experiment has its rates from one place, a sweep of rates alone."""
     rate, sweep = "learning_rate", e.rates_from
-    check(rates_from=(sweep, optional(instance(Experiment, "an Experiment"))))
+    check(
+        rates_from=(sweep, optional(instance(Experiment, "an Experiment")))
+    )
     swept = [arm.name for arm in sweep.arms] if sweep else []
-    want = f"an arm of rates_from: {', '.join(swept) or 'there is no sweep'}"
+    want = (
+        f"an arm of rates_from: {', '.join(swept) or 'there is no sweep'}"
+    )
     require(e.rate_of in ("", *swept), "rate_of", e.rate_of, want)
     own = [f"arm {arm.name}" for arm in e.arms if rate in arm.train]
     own += ["train"] if rate in e.train else []
@@ -452,7 +517,9 @@ def tuned(experiment: Experiment, sweep: list[Record]) -> Experiment:
             size = equal_time(config, sweep, arm.equal_to.name)
             arm = replace(arm, model=arm.model | size, equal_to=None)
         arms.append(arm)
-    return replace(experiment, arms=tuple(arms), rates_from=None, rate_of="")
+    return replace(
+        experiment, arms=tuple(arms), rates_from=None, rate_of=""
+    )
 
 
 def untuned(experiment: Experiment, sweep: list[Record]) -> set[str]:
@@ -466,7 +533,9 @@ def untuned(experiment: Experiment, sweep: list[Record]) -> set[str]:
     return {arm.name for arm in experiment.arms if (of or arm.name) in edge}
 
 # %% ../nbs/17_experiments.ipynb #a127fa4c
-def read_experiment(path: str | Path, catalogue: Mapping | None = None) -> Experiment:
+def read_experiment(
+    path: str | Path, catalogue: Mapping | None = None
+) -> Experiment:
     """Return the experiment that a TOML file describes, named after the file.
 
     The keys are the fields of `Experiment`, and ``extends``: an experiment of the
@@ -502,7 +571,9 @@ def _inherited(path: Path, catalogue: Mapping | None) -> dict:
     extends."""
     found, arms = _read_table(path), {}
     if catalogue is not None:
-        arms = tomllib.loads((catalogue.folder / "_index.toml").read_text("utf-8"))
+        arms = tomllib.loads(
+            (catalogue.folder / "_index.toml").read_text("utf-8")
+        )
     base = {"arm": arms.get("arm", {})}
     if source := found.pop("extends", None):
         place = _named(source, path, catalogue)
@@ -510,7 +581,9 @@ def _inherited(path: Path, catalogue: Mapping | None) -> dict:
             place = catalogue.folder / f"{place}.toml"
         with _within("extends"):
             base = _inherited(place, catalogue)
-    found = _merged({key: base[key] for key in _INHERITED if key in base}, found)
+    found = _merged(
+        {key: base[key] for key in _INHERITED if key in base}, found
+    )
     _check_rated(found, base)
     return found
 
@@ -551,7 +624,12 @@ def _read_table(path: Path) -> dict:
     kinds = {str: "a string", list: "an array", dict: "a table"}
     _check_keys("", found, _KEYS)
     for key, value in found.items():
-        require(isinstance(value, _KEYS[key]), key, repr(value), kinds[_KEYS[key]])
+        require(
+            isinstance(value, _KEYS[key]),
+            key,
+            repr(value),
+            kinds[_KEYS[key]],
+        )
     return found
 
 
@@ -570,7 +648,9 @@ def _named(name: str, path: Path, catalogue: Mapping | None) -> str | Path:
     to it."""
     if name.endswith(".toml"):
         return path.parent / name
-    want = f"one of {', '.join(catalogue or ())}, or a path that ends in .toml"
+    want = (
+        f"one of {', '.join(catalogue or ())}, or a path that ends in .toml"
+    )
     require(name in (catalogue or ()), "experiment", repr(name), want)
     return name
 
@@ -587,19 +667,25 @@ def _check_rated(found: dict, base: dict) -> None:
 
 # %% ../nbs/17_experiments.ipynb #a127fa4f
 #| code-fold: true
-def _experiment_of(path: Path, found: dict, catalogue: Mapping | None) -> Experiment:
+def _experiment_of(
+    path: Path, found: dict, catalogue: Mapping | None
+) -> Experiment:
     """Make the experiment of the settings of a file."""
     for key in ("question", "corpus", "arms", "seeds"):
         want = f"{_KEYS[key].__name__}, here or in what it extends"
         require(key in found, key, "nothing", want)
     tables = found.pop("arm")
-    _check_keys("corpus", found["corpus"], [x.name for x in fields(CorpusSpec)])
+    _check_keys(
+        "corpus", found["corpus"], [x.name for x in fields(CorpusSpec)]
+    )
     with _within("corpus"):
         corpus = CorpusSpec(**{"name": ""} | found["corpus"])
     if source := found.get("rates_from"):
         place = _named(source, path, catalogue)
         own = isinstance(place, Path)
-        sweep = read_experiment(place, catalogue) if own else catalogue[place]
+        sweep = (
+            read_experiment(place, catalogue) if own else catalogue[place]
+        )
         found["rates_from"] = sweep
     arms = tuple(_arm_of(name, tables) for name in found["arms"])
     shared = dict(model={}, train={}) | found
@@ -616,7 +702,10 @@ def _arm_of(name: str, tables: dict) -> Arm:
     """The arm of a name, and those that it is to equal."""
     known = isinstance(name, str) and name in tables
     require(known, "arms", repr(name), f"some of {', '.join(tables)}")
-    table, keys = tables[name], [x.name for x in fields(Arm) if x.name != "name"]
+    table, keys = (
+        tables[name],
+        [x.name for x in fields(Arm) if x.name != "name"],
+    )
     _check_keys(f"arm.{name}", table, keys)
     target = table.get("equal_to")
     with _within(f"arm.{name}"):

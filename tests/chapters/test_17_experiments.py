@@ -12,8 +12,6 @@ from gbattn.lab.records import Plan
 from gbattn.language_model import LanguageModel
 from tiny_experiment import BOOSTED, OWN, STANDARD, TINY, UNRATED, WIDER, swept
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def test_what_is_to_be_equal_is_so_at_each_size_of_a_grid():
     grid = {"d_model": (16, 32), "norm": ("pre", "post")}

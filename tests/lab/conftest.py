@@ -1,9 +1,11 @@
-"""A corpus of a few sentences, and a script that trains a toy."""
+"""What the tests of the laboratory share: texts, a tiny experiment, a tiny model and a terminal."""
 
 import pytest
 
 from gbattn.lab.token_cache import load_corpus
 from texts import TEXTS
+from tiny_experiment import corpora, finished  # noqa: F401
+from tiny_model import call, own_places, result, text, trained  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from gbattn.lab.records import Plan, records_of
 from gbattn.language_model import LanguageModel
 from tiny_experiment import BOOSTED, OWN, STANDARD, TINY
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def runs_of(experiment):
     """All its runs, at the rates of its sweep, or at 0.001 where that is not finished."""

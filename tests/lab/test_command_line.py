@@ -28,7 +28,6 @@ from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig
 from tiny_model import PROGRAM, SHORT, SMALL, refused, sentences
 
-pytest_plugins = ["tiny_model"]  # its fixtures
 pytestmark = pytest.mark.usefixtures("own_places")
 
 

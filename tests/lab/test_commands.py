@@ -20,7 +20,6 @@ from gbattn.language_model import LanguageModel
 from gbattn.training import evaluate
 from tiny_model import DIVERGING, PROGRAM, SHORT, SMALL, copy_files, refused, sentences
 
-pytest_plugins = ["tiny_model"]  # its fixtures
 pytestmark = pytest.mark.usefixtures("own_places")
 
 

@@ -15,7 +15,8 @@ import pytest
 from gbattn.comparison import compare
 from gbattn.experiments import Arm, CorpusSpec, Experiment
 from gbattn.ground.records import results_folder
-from gbattn.lab import status
+from gbattn.lab import records, status
+from gbattn.lab import texts as texts_of
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.commands.experiments import say_compared, say_status
 from gbattn.lab.commands.options import MODEL, folder_of_records
@@ -24,7 +25,6 @@ from gbattn.lab.status import status_of
 from gbattn.language_model import ModelConfig, parameter_count
 from tiny_model import PROGRAM, SMALL, copy_files, refused
 
-pytest_plugins = ["tiny_model"]  # its fixtures
 pytestmark = pytest.mark.usefixtures("own_places")
 
 
@@ -153,6 +153,21 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert code == 0 and "4 of   4 runs" in out and "empty" not in err
     code, out, err = call("run", "tiny", *place, "--shard", "3/8")
     assert code == 0 and "part 3/8 of tiny is empty: there is nothing to run here" in err
+
+
+def test_a_run_of_an_experiment_reads_its_text_and_its_sweep_once(experiment, tmp_path, call, monkeypatch):
+    sweep = replace(experiment, name="tiny-sweep", seeds=(3,), grid={"learning_rate": (1e-3, 2e-3)})
+    monkeypatch.setitem(EXPERIMENTS, "tiny-sweep", sweep)
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(experiment, rates_from=sweep))
+    place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
+    assert call("run", "tiny-sweep", *place)[0] == 0
+    texts, files = [], []
+    load, read = texts_of.load_corpus, records.read_records
+    monkeypatch.setattr(texts_of, "load_corpus", lambda *of, **how: texts.append(of) or load(*of, **how))
+    monkeypatch.setattr(records, "read_records", lambda path: files.append(path.parent.name) or read(path))
+    code, out, err = call("run", "tiny", *place)
+    assert code == 0 and "4 of   4 runs" in out
+    assert len(texts) == 1 and files.count("tiny-sweep") == sweep.planned
 
 
 def test_diagnose_a_folder(trained, tmp_path, call, result, monkeypatch):

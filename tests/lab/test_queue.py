@@ -35,8 +35,6 @@ from gbattn.language_model import LanguageModel, model_cost
 from gbattn.training import evaluate
 from tiny_experiment import BOOSTED, STANDARD, TINY, UNRATED, ends_in, go, made, untimed
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def test_a_record_is_complete(finished, corpora):
     place, records = finished

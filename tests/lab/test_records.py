@@ -12,8 +12,6 @@ from gbattn.lab.records import Plan, comparable, records_of
 from gbattn.lab.status import least_seconds, status_of
 from tiny_experiment import BOOSTED, STANDARD, TINY, UNRATED, go, made, swept
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def test_a_record_of_a_run_that_is_no_more_does_not_count(finished):
     """As when a sweep has found a better rate since."""

@@ -11,8 +11,6 @@ from gbattn.lab import status
 from gbattn.lab.status import status_of
 from tiny_experiment import TINY
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def test_the_estimate(tmp_path, monkeypatch):
     """What is left at the speed of what is in; without it, FLOPs at a rate, epochs and steps alike."""

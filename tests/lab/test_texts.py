@@ -9,8 +9,6 @@ from gbattn.experiments import CorpusSpec
 from gbattn.lab.texts import load_text
 from tiny_experiment import TINY
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def test_a_text_is_that_of_the_folder_of_corpora(corpora, tmp_path, monkeypatch):
     shutil.copytree(corpora / "tiny", tmp_path / "tiny")

@@ -12,8 +12,6 @@ from gbattn.lab.records import Plan
 from gbattn.language_model import LanguageModel
 from gbattn.layers import MultiHeadAttention, make_attention
 
-pytest_plugins = ["tiny_experiment"]  # its fixtures
-
 
 def trial(arm, seed=3):
     """The first layer of the model of an arm, and that of plain boosted attention, as a model starts them."""

@@ -92,7 +92,6 @@ def train_model(
     capture : bool
         On a GPU: replay an update as one CUDA graph, for small models.
     """
-    from gbattn.corpora import bigram_loss
     from gbattn.language_model import LanguageModel, parameter_count
     from gbattn.lab.run_folder import RunFolder
     from gbattn.lab.processes import check_precision
@@ -127,19 +126,21 @@ def train_model(
             tell(f"{folder} holds the run up to step {reached}: {then}")
         options = dict(tensorboard=tensorboard, capture=capture)
         history = run.train(learner, text, training, **options)
-    best = training.keep == "best"
-    loss = history.best_loss if best else history.validation_loss[-1]
+    found = {"folder": str(folder), "corpus": text.name, "fingerprint": text.fingerprint, "parameters": count}
+    return found | _outcome(text, training, history) | {"sample": write(learner)}
+
+
+def _outcome(text: "Corpus", training: "TrainConfig", history) -> dict:
+    """What a training came to, and what a bigram model of the same text pays."""
+    from gbattn.corpora import bigram_loss
+
+    loss = history.best_loss if training.keep == "best" else history.validation_loss[-1]
     bigram = bigram_loss(text.train, text.valid, text.vocab_size)
     return {
-        "folder": str(folder),
-        "corpus": text.name,
-        "fingerprint": text.fingerprint,
-        "parameters": count,
         "steps": history.step[-1],
         "best_step": history.best_step,
         "validation": losses_of(text, "valid", loss),
         "bigram": losses_of(text, "valid", bigram),
-        "sample": write(learner),
         "seconds": round(history.seconds[-1], 1),
     }
 
