@@ -10,7 +10,6 @@ import torch
 
 from gbattn.attention import split_heads
 from gbattn.boosted import GradientBoostedAttention
-from gbattn.comparison import _MODEL
 from gbattn.corpora import Batch, as_array
 from gbattn.diagnostics import (
     PATHS,
@@ -33,7 +32,7 @@ from gbattn.diagnostics import (
     with_gates,
     without_round,
 )
-from gbattn.ground.arguments import COUNT, FLAG, SEED, check, integer, optional, require
+from gbattn.ground.arguments import COUNT, FLAG, SEED, check, instance, integer, optional, require
 from gbattn.ground.tensors import check_tensor, eval_mode
 from gbattn.ground.terminal import with_progress
 from gbattn.language_model import LanguageModel
@@ -319,7 +318,7 @@ def diagnose(
         ``halves`` are the layers with one round, where the second half of the heads
         counts as a correction. Source: chapter 19.
     """
-    check(model=(model, _MODEL), sample=(sample, COUNT), seed=(seed, SEED))
+    check(model=(model, instance(LanguageModel, "a LanguageModel")), sample=(sample, COUNT), seed=(seed, SEED))
     check(
         progress=(progress, FLAG),
         decode=(decode, optional((callable, "a function"))),
@@ -341,7 +340,7 @@ def diagnose(
             observe(of, _batch(tokens, place, T, device), counts, place)
         for place in with_progress(starts[:sampled], progress, "edited"):
             intervene(of, _batch(tokens, place, T, device))
-    induction = induction_scores(model, length=T // 2, seed=seed)
+    induction = plain(induction_scores(model, length=T // 2, seed=seed))
     return {
         "model": model.config.to_dict(),
         "parameters": sum(p.numel() for p in model.parameters()),

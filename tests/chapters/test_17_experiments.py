@@ -85,16 +85,16 @@ def test_rates_from_a_sweep_of_ones_own(tmp_path):
     (tmp_path / "after.toml").write_text(
         'question = ""\nextends = "sweep.toml"\nrates_from = "sweep.toml"\nseeds = [7]\n'
     )
-    after = Experiment.from_toml(tmp_path / "after.toml")
-    assert after.rates_from == Experiment.from_toml(tmp_path / "sweep.toml") and after.grid == {}
+    after = Experiment.from_toml(tmp_path / "after.toml", EXPERIMENTS)
+    assert after.rates_from == Experiment.from_toml(tmp_path / "sweep.toml", EXPERIMENTS) and after.grid == {}
     # Neither is inherited, and without a word the rate would be the default.
     for extended in ("sweep", "after"):
         (tmp_path / "unrated.toml").write_text(f'question = ""\nextends = "{extended}.toml"\n')
-        with pytest.raises(ValueError, match="rates_from: got nothing; want it, train.learning_rate or grid"):
-            Experiment.from_toml(tmp_path / "unrated.toml")
+        with pytest.raises(ValueError, match="rates_from"):
+            Experiment.from_toml(tmp_path / "unrated.toml", EXPERIMENTS)
         for rated in ('rates_from = "sweep.toml"', "train.learning_rate = 0.1", "grid.learning_rate = [0.1, 0.2]"):
             (tmp_path / "rated.toml").write_text(f'question = ""\nextends = "{extended}.toml"\n{rated}\n')
-            assert Experiment.from_toml(tmp_path / "rated.toml").name == "rated"
+            assert Experiment.from_toml(tmp_path / "rated.toml", EXPERIMENTS).name == "rated"
 
 
 @pytest.mark.parametrize(

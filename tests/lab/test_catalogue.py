@@ -56,12 +56,12 @@ def test_an_experiment_of_ones_own(corpora, tmp_path):
     path.write_text(OWN)
     gated = Arm(name="gated", model={"attention": "boosted", "attention_options": {"gate": "head"}})
     own = find_experiment(path)
-    assert own == Experiment.from_toml(str(path)) == replace(TINY, name="own", arms=(*TINY.arms, gated))
+    assert own == Experiment.from_toml(str(path), EXPERIMENTS) == replace(TINY, name="own", arms=(*TINY.arms, gated))
     (tmp_path / "further.toml").write_text(
         'question = "?"\nextends = "own.toml"\nseeds = [3]\narms = ["gated"]\n'
         'train.steps = 4\ntrain.learning_rate = 0.001\narm.gated.model.attention_options.gate = "none"\n'
     )
-    further = Experiment.from_toml(tmp_path / "further.toml")
+    further = Experiment.from_toml(tmp_path / "further.toml", EXPERIMENTS)
     model = {"attention": "boosted", "attention_options": {"gate": "none"}}
     arms, train = (Arm(name="gated", model=model),), TINY.train | dict(steps=4)
     assert further == replace(TINY, name="further", question="?", seeds=(3,), arms=arms, train=train)

@@ -39,7 +39,7 @@ def listed(name: str, folder: Path | None) -> dict:
     found |= dict(hours_left=None, left=None, why=None)
     for path in sorted(folder.glob("*.json")) if folder else ():
         try:
-            one, took = _seen(path, asked["grid"])
+            one, took = _run_and_seconds(path, asked["grid"])
         except (LookupError, OSError, RecursionError, TypeError, ValueError, AttributeError):
             want = "a whole one: delete it, and run it again"
             return found | {"why": f"{path}: got a damaged record; want {want}"}
@@ -52,7 +52,7 @@ def listed(name: str, folder: Path | None) -> dict:
     return found | {"done": len(done)}
 
 
-def _seen(path: Path, grid: dict) -> tuple[tuple, float | None]:
+def _run_and_seconds(path: Path, grid: dict) -> tuple[tuple, float | None]:
     """Which run a record is of, by arm, seed and grid, and the seconds that it took."""
     record = json.loads(path.read_bytes())
     settings, took = record["settings"], record["measured"].get("seconds")
