@@ -23,7 +23,6 @@ from gbattn.ground.files import check_folder
 from gbattn.ground.records import results_folder
 from gbattn.ground.terminal import printable
 
-
 # What `gbattn train` takes where it is told nothing: a small model, a short training.
 MODEL = dict(
     vocab_size=1024,
