@@ -13,8 +13,8 @@ def folder(tmp_path_factory):
     """A local corpus; the name of its folder is a pattern to the library that reads it."""
     folder = tmp_path_factory.mktemp("texts") / "a [1] b*"
     folder.mkdir()
-    for split, text in TEXTS.items():
-        (folder / f"{split}.txt").write_text(text, encoding="utf-8", newline="")
+    for split, words in TEXTS.items():
+        (folder / f"{split}.txt").write_text(words, encoding="utf-8", newline="")
     return folder
 
 
