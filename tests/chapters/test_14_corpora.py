@@ -37,6 +37,7 @@ from gbattn.corpora import (
     without_repeats,
     word_runs,
 )
+from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.token_cache import load_corpus
 from gbattn.language_model import LanguageModel, ModelConfig
 from texts import ENGLISH, TEXTS, as_read
@@ -322,15 +323,18 @@ def test_decode_refuses_numbers_that_are_no_tokens(corpus):
         for call in (corpus.decode, corpus.n_bytes):
             with pytest.raises(ValueError, match=re.escape("tokens: got a number outside; want 0 to 299")):
                 call([number])
-    with pytest.raises(ValueError, match="tokens: got dtype float64; want integers, 0 to 299"):
+    with pytest.raises(ArgumentError) as error:
         corpus.decode([1.5])
-    with pytest.raises(ValueError, match="tokens: got a number outside"):
+    assert error.value.argument == "tokens"
+    with pytest.raises(ArgumentError) as error:
         corpus.decode([-100])  # not scored is not a token
+    assert error.value.argument == "tokens"
     assert corpus.decode([]) == ""
     tokens = corpus.test[:6]
     assert corpus.decode(tokens[None]) == corpus.decode(tokens)
-    with pytest.raises(ValueError, match=r"tokens: got shape \(2, 3\); want one sequence: decode each row"):
+    with pytest.raises(ArgumentError) as error:
         corpus.decode(tokens.reshape(2, 3))
+    assert error.value.argument == "tokens"
 
 
 @pytest.mark.parametrize("context", (0, 5))
@@ -362,13 +366,15 @@ def test_tokens_of_another_device(corpus):
 
 def test_rows_of_different_lengths(corpus):
     for use in (corpus.decode, corpus.n_bytes, lambda tokens: TokenStream(tokens, 1, 1, 0)):
-        with pytest.raises(ValueError, match="tokens: got what is no array .*; want token ids"):
+        with pytest.raises(ArgumentError) as error:
             use([[1, 2], [3]])
+        assert error.value.argument == "tokens"
 
 
 def test_a_text_that_utf_8_cannot_write(corpus):
-    with pytest.raises(ValueError, match="text: got a lone surrogate at 1; want a string that UTF-8 can write"):
+    with pytest.raises(ArgumentError) as error:
         corpus.encode("a\ud800")
+    assert error.value.argument == "text"
 
 
 def test_nobody_edits_the_embedded_corpus():
@@ -478,8 +484,9 @@ def test_a_token_that_ends_a_document_tells_them_apart_in_a_window():
         own = packed.documents
         assert own.dtype == torch.int64 and (own[:, 0] == 0).all()
         assert ((own[:, 1:] - own[:, :-1]) == last[:, :-1]).all()
-    with pytest.raises(ValueError, match="end: got -1; want an integer, 0 or more"):
+    with pytest.raises(ArgumentError) as error:
         pack_documents(batch, -1)
+    assert error.value.argument == "end"
 
 
 def test_windows_of_a_memory_map_are_copies(corpus):
@@ -500,38 +507,36 @@ def test_an_overlap_gives_each_target_its_context():
 
 def test_faults_of_batches():
     tokens = np.arange(100)
-    for name, call in {
-        "tokens: got dtype float64, shape (3,); want token ids of shape (n,)": lambda: TokenStream(
-            np.zeros(3), 1, 1, 0
-        ),
-        "tokens: got dtype int64, shape (2, 2)": lambda: sequential_windows(np.zeros((2, 2), int), 1),
-        "tokens: got numbers from -100 to 3; want token ids, 0 or more": lambda: sequential_windows([3, -100], 1),
-        "tokens: got numbers from -1 to 99; want token": lambda: TokenStream(np.append(tokens, -1), 1, 1, 0),
-        "tokens: got numbers from 0 to 9223372036854775808": lambda: TokenStream(
-            np.array([0, 2**63], np.uint64), 1, 1, 0
-        ),
-        "length: got 0; want a positive integer": lambda: TokenStream(tokens, 0, 1, 0),
-        "batch_size: got 1.5; want a positive integer": lambda: TokenStream(tokens, 1, 1.5, 0),
-        "seed: got -1; want an integer from 0 to 2**32 - 1": lambda: TokenStream(tokens, 1, 1, -1),
-        "step: got -1; want an integer, 0 or more": lambda: TokenStream(tokens, 1, 1, 0).batch(-1),
-        "step: got True": lambda: TokenStream(tokens, 1, 1, 0, step=True),
-        "tokens: got 100 tokens; want at least length + 1 = 101": lambda: TokenStream(tokens, 100, 1, 0),
-        "tokens: got 1 tokens; want at least 2": lambda: sequential_windows(tokens[:1], 4),
-        "context: got 4; want an integer from 0 to 3": lambda: sequential_windows(tokens, 4, context=4),
-        "length: got 0": lambda: sequential_windows(tokens, 0),
-        "batch_size: got 0": lambda: sequential_windows(tokens, 4, batch_size=0),
-        "nats: got nan; want a finite number": lambda: bits_per_byte(math.nan, 3),
-        "n_bytes: got 0; want a positive integer": lambda: bits_per_byte(1.0, 0),
-    }.items():
-        with pytest.raises(ValueError, match=re.escape(name)):
+    for argument, call in [
+        ("tokens", lambda: TokenStream(np.zeros(3), 1, 1, 0)),
+        ("tokens", lambda: sequential_windows(np.zeros((2, 2), int), 1)),
+        ("tokens", lambda: sequential_windows([3, -100], 1)),
+        ("tokens", lambda: TokenStream(np.append(tokens, -1), 1, 1, 0)),
+        ("tokens", lambda: TokenStream(np.array([0, 2**63], np.uint64), 1, 1, 0)),
+        ("length", lambda: TokenStream(tokens, 0, 1, 0)),
+        ("batch_size", lambda: TokenStream(tokens, 1, 1.5, 0)),
+        ("seed", lambda: TokenStream(tokens, 1, 1, -1)),
+        ("step", lambda: TokenStream(tokens, 1, 1, 0).batch(-1)),
+        ("step", lambda: TokenStream(tokens, 1, 1, 0, step=True)),
+        ("tokens", lambda: TokenStream(tokens, 100, 1, 0)),
+        ("tokens", lambda: sequential_windows(tokens[:1], 4)),
+        ("context", lambda: sequential_windows(tokens, 4, context=4)),
+        ("length", lambda: sequential_windows(tokens, 0)),
+        ("batch_size", lambda: sequential_windows(tokens, 4, batch_size=0)),
+        ("nats", lambda: bits_per_byte(math.nan, 3)),
+        ("n_bytes", lambda: bits_per_byte(1.0, 0)),
+    ]:
+        with pytest.raises(ArgumentError) as error:
             call()
+        assert error.value.argument == argument
 
 
 def test_bits_per_byte_by_hand():
     assert bits_per_byte(6 * math.log(2), 3) == pytest.approx(2)
     assert bits_per_byte(np.float16(100), 100_000) == pytest.approx(100 / math.log(2) / 1e5)
-    with pytest.raises(ValueError, match="nats: got -5; want a finite number, 0 or more"):
+    with pytest.raises(ArgumentError) as error:
         bits_per_byte(-5, 3)
+    assert error.value.argument == "nats"
 
 
 def test_the_module_is_named_in_the_import_of_nothing_heavy():
@@ -583,18 +588,19 @@ def test_the_bigram_loss_of_a_known_language():
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, argument",
     [
-        (([0], [0, 1], 2), "train: got 1 tokens; want 2 or more"),
-        (([0, 1], [], 2), "tokens: got dtype float64, shape .*; want token"),
-        (([0, 1], [0], 2), "valid: got 1 tokens; want 2 or more"),
-        (([0, 2], [0, 1], 2), "train: got a number outside; want 0 to 1"),
-        (([0, 1], [0, -100], 2), "tokens: got numbers from -100 to 0; want token ids, 0 or more"),
-        (([0, 1], [0, 1], True), "vocab_size: got True; want a positive integer"),
-        (([0, 1], [0, 1], 2.5), "vocab_size: got 2.5; want a positive integer"),
-        (("text", [0, 1], 2), "tokens: got dtype"),
+        (([0], [0, 1], 2), "train"),
+        (([0, 1], [], 2), "tokens"),
+        (([0, 1], [0], 2), "valid"),
+        (([0, 2], [0, 1], 2), "train"),
+        (([0, 1], [0, -100], 2), "tokens"),
+        (([0, 1], [0, 1], True), "vocab_size"),
+        (([0, 1], [0, 1], 2.5), "vocab_size"),
+        (("text", [0, 1], 2), "tokens"),
     ],
 )
-def test_a_bigram_model_wants_tokens(arguments, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
+def test_a_bigram_model_wants_tokens(arguments, argument):
+    with pytest.raises(ArgumentError) as error:
         bigram_loss(*arguments)
+    assert error.value.argument == argument

@@ -13,6 +13,7 @@ from torch import nn
 
 from claims import claim
 from gbattn.corpora import TokenStream
+from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.checkpoints import checkpoints
 from gbattn.lab.training import train
 from gbattn.training import (
@@ -134,50 +135,51 @@ def test_prop_parts(problem):
 # ---- Config, schedule, groups, seeds ----
 
 WRONG = [
-    ({"steps": 0}, "steps: got 0; want None or a positive integer"),
-    ({"steps": True}, "steps: got True"),
-    ({"steps": None}, r"steps, epochs: got \(None, None\); want exactly one"),
-    ({"epochs": 2.0}, r"steps, epochs: got \(20, 2.0\); want exactly one"),
-    ({"steps": None, "epochs": 0}, "epochs: got 0; want None or a positive, finite number"),
-    ({"batch_size": 2.5}, "batch_size: got 2.5; want a positive integer"),
-    ({"batch_size": 9 * 10**12}, "batch_size: got 9000000000000; want a positive integer up to 1,048,576"),
-    ({"evaluate_batch_size": 9 * 10**12}, "evaluate_batch_size: got 9000000000000; want a positive integer up to"),
-    ({"length": 9 * 10**12}, "length: got 9000000000000; want None or a positive integer up to 16,777,216"),
-    ({"steps": 10**400}, "steps: got 1000.*; want None or a positive integer up to"),
-    ({"steps": None, "epochs": 1e300}, "epochs: got 1e.300; want None or a positive, finite number up to"),
-    ({"document_end": 10**30}, "document_end: got 1000000000000000000000000000000; want None or an integer"),
-    ({"length": 0}, "length: got 0"),
-    ({"learning_rate": 0.0}, "learning_rate: got 0.0; want a positive, finite number"),
-    ({"learning_rate": math.inf}, "learning_rate: got inf"),
-    ({"learning_rate": math.nan}, "learning_rate: got nan"),
-    ({"learning_rate": "fast"}, "learning_rate: got 'fast'"),
-    ({"warmup_steps": -1}, "warmup_steps: got -1; want None or an integer, 0 or more"),
-    ({"schedule": "linear"}, "schedule: got 'linear'; want one of 'cosine', 'constant'"),
-    ({"final_fraction": 1.1}, "final_fraction: got 1.1; want a number from 0 to 1"),
-    ({"weight_decay": -0.1}, "weight_decay: got -0.1; want a finite number, 0 or more"),
-    ({"decay": "all"}, "decay: got 'all'; want one of 'matrices', 'everything'"),
-    ({"betas": (0.9, 1.0)}, r"betas: got \(0.9, 1.0\); want two numbers"),
-    ({"betas": 0.9}, "betas: got 0.9"),
-    ({"clip": 0}, "clip: got 0; want None or a positive, finite number"),
-    ({"accumulation": 3}, "batch_size: got 4 with accumulation = 3; want a multiple"),
-    ({"accumulation": None}, "accumulation: got None"),
-    ({"precision": "fp8"}, "precision: got 'fp8'; want one of 'no', 'tf32', 'bf16', 'fp16'"),
-    ({"compile": 1}, "compile: got 1; want True or False"),
-    ({"seed": -1}, r"seed: got -1; want an integer from 0 to 2\*\*32 - 1"),
-    ({"seed": 2**32}, "seed: got 4294967296"),
-    ({"evaluate_every": 0}, "evaluate_every: got 0"),
-    ({"evaluate_batch_size": 0}, "evaluate_batch_size: got 0"),
-    ({"checkpoint_every": -2}, "checkpoint_every: got -2"),
-    ({"log_every": 0}, "log_every: got 0"),
-    ({"keep": "first"}, "keep: got 'first'; want one of 'best', 'last'"),
-    ({"document_end": -1}, "document_end: got -1; want None or an integer, 0 or more"),
+    ({"steps": 0}, "steps"),
+    ({"steps": True}, "steps"),
+    ({"steps": None}, "steps, epochs"),
+    ({"epochs": 2.0}, "steps, epochs"),
+    ({"steps": None, "epochs": 0}, "epochs"),
+    ({"batch_size": 2.5}, "batch_size"),
+    ({"batch_size": 9 * 10**12}, "batch_size"),
+    ({"evaluate_batch_size": 9 * 10**12}, "evaluate_batch_size"),
+    ({"length": 9 * 10**12}, "length"),
+    ({"steps": 10**400}, "steps"),
+    ({"steps": None, "epochs": 1e300}, "epochs"),
+    ({"document_end": 10**30}, "document_end"),
+    ({"length": 0}, "length"),
+    ({"learning_rate": 0.0}, "learning_rate"),
+    ({"learning_rate": math.inf}, "learning_rate"),
+    ({"learning_rate": math.nan}, "learning_rate"),
+    ({"learning_rate": "fast"}, "learning_rate"),
+    ({"warmup_steps": -1}, "warmup_steps"),
+    ({"schedule": "linear"}, "schedule"),
+    ({"final_fraction": 1.1}, "final_fraction"),
+    ({"weight_decay": -0.1}, "weight_decay"),
+    ({"decay": "all"}, "decay"),
+    ({"betas": (0.9, 1.0)}, "betas"),
+    ({"betas": 0.9}, "betas"),
+    ({"clip": 0}, "clip"),
+    ({"accumulation": 3}, "batch_size"),
+    ({"accumulation": None}, "accumulation"),
+    ({"precision": "fp8"}, "precision"),
+    ({"compile": 1}, "compile"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**32}, "seed"),
+    ({"evaluate_every": 0}, "evaluate_every"),
+    ({"evaluate_batch_size": 0}, "evaluate_batch_size"),
+    ({"checkpoint_every": -2}, "checkpoint_every"),
+    ({"log_every": 0}, "log_every"),
+    ({"keep": "first"}, "keep"),
+    ({"document_end": -1}, "document_end"),
 ]
 
 
-@pytest.mark.parametrize("options, message", WRONG, ids=lambda x: str(x)[:30])
-def test_a_wrong_setting_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("options, argument", WRONG, ids=lambda x: str(x)[:30])
+def test_a_wrong_setting_is_named(options, argument):
+    with pytest.raises(ArgumentError) as error:
         config(**options)
+    assert error.value.argument == argument
 
 
 def test_a_config_goes_through_json():
@@ -222,10 +224,12 @@ def test_schedule_values():
 
 @pytest.mark.parametrize("step", [-1, 8, 1.5, "0"])
 def test_a_step_outside_the_run(step):
-    with pytest.raises(ValueError, match="steps: got 2.5; want a positive integer"):
+    with pytest.raises(ArgumentError) as error:
         learning_rate(config(), 0, 2.5)
-    with pytest.raises(ValueError, match="step: got .*; want an integer from 0 to 7"):
+    assert error.value.argument == "steps"
+    with pytest.raises(ArgumentError) as error:
         learning_rate(TrainConfig(steps=8), step, 8)
+    assert error.value.argument == "step"
 
 
 def test_groups_take_each_parameter_once():
@@ -255,21 +259,22 @@ def test_what_decays():
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "call, argument",
     [
         (
             lambda: decay_groups(Toy(), 0.1, "Everything"),
-            "decay: got 'Everything'; want one of 'matrices', 'everything'",
+            "decay",
         ),
-        (lambda: decay_groups(Toy(), -0.1), "weight_decay: got -0.1; want a finite number, 0 or more"),
-        (lambda: step_seed(1.7, 0), "seed: got 1.7; want an integer, 0 or more"),
-        (lambda: step_seed(0, -1), "step: got -1; want an integer, 0 or more"),
-        (lambda: step_seed(0, 0, "1"), "process: got '1'; want an integer, 0 or more"),
+        (lambda: decay_groups(Toy(), -0.1), "weight_decay"),
+        (lambda: step_seed(1.7, 0), "seed"),
+        (lambda: step_seed(0, -1), "step"),
+        (lambda: step_seed(0, 0, "1"), "process"),
     ],
 )
-def test_parts_of_a_run_say_what_is_wrong(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_parts_of_a_run_say_what_is_wrong(call, argument):
+    with pytest.raises(ArgumentError) as error:
         call()
+    assert error.value.argument == argument
 
 
 def test_seeds_of_steps():
@@ -367,8 +372,9 @@ def test_documents_want_a_model_that_takes_them():
         run(Toy(), document_end=END)
     with pytest.raises(ValueError, match=message):
         evaluate(Toy(), CORPUS.valid, document_end=END)
-    with pytest.raises(ValueError, match="document_end: got 'x'"):
+    with pytest.raises(ArgumentError) as error:
         evaluate(boosted_model(), CORPUS.valid, document_end="x")
+    assert error.value.argument == "document_end"
 
 
 def test_no_model_moves_the_data_or_the_callers_generator():
@@ -494,21 +500,24 @@ def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, argument",
     [
-        ({"length": 0}, "length: got 0; want a positive integer"),
-        ({"context": 8}, "context: got 8; want an integer from 0 to 7"),
-        ({"batch_size": 0}, "batch_size: got 0"),
-        ({"n_bytes": 0}, "n_bytes: got 0; want None or a positive integer"),
+        ({"length": 0}, "length"),
+        ({"context": 8}, "context"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"n_bytes": 0}, "n_bytes"),
     ],
 )
-def test_evaluate_says_what_is_wrong(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_evaluate_says_what_is_wrong(options, argument):
+    with pytest.raises(ArgumentError) as error:
         evaluate(Toy(), TOKENS, **options)
-    with pytest.raises(ValueError, match="tokens: got 1 tokens; want at least 2"):
+    assert error.value.argument == argument
+    with pytest.raises(ArgumentError) as error:
         evaluate(Toy(), TOKENS[:1])
-    with pytest.raises(ValueError, match="length: got None, of a model without config.max_length"):
+    assert error.value.argument == "tokens"
+    with pytest.raises(ArgumentError) as error:
         evaluate(nn.Linear(1, 1), TOKENS)
+    assert error.value.argument == "length"
 
 
 # ---- Errors of train ----
@@ -524,8 +533,9 @@ def test_a_window_longer_than_learned_positions_is_named():
 
 def test_bytes_that_cannot_be_are_named_before_the_work():
     model = Toy()
-    with pytest.raises(ValueError, match="n_bytes: got 0; want None or a positive integer"):
+    with pytest.raises(ArgumentError) as error:
         evaluate(model, TOKENS, n_bytes=0)
+    assert error.value.argument == "n_bytes"
     assert not model.seen
 
 
@@ -623,8 +633,9 @@ def test_a_model_that_cannot_be_called_is_named(model, tmp_path):
 def test_the_length_of_a_hugging_face_model_is_asked_for():
     model = HuggingFace()
     model.config.max_position_embeddings = 2048  # and its max_length once was 20, of generation
-    with pytest.raises(ValueError, match="length: got None"):
+    with pytest.raises(ArgumentError) as error:
         run(model)
+    assert error.value.argument == "length"
     assert run(model, length=T).finished
 
 
@@ -632,7 +643,8 @@ def test_tokens_that_the_model_has_not_are_refused():
     beyond = np.append(TOKENS, V)
     with pytest.raises(ValueError, match="model: got a vocabulary of 20; want the 21 of the corpus"):
         run(corpus=SimpleNamespace(train=TOKENS, valid=beyond))
-    with pytest.raises(ValueError, match="tokens: got a number that is no token; want ids below 20"):
+    with pytest.raises(ArgumentError) as error:
         evaluate(Toy(), beyond)
+    assert error.value.argument == "tokens"
     with pytest.raises(ValueError, match="tokens: got numbers from -100 to 19"):  # a target that is not scored
         evaluate(Toy(), np.append(TOKENS, -100))

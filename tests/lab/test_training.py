@@ -19,6 +19,7 @@ import tqdm
 from torch import nn
 
 from gbattn.corpora import TokenStream
+from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.checkpoints import checkpoints
 from gbattn.lab.training import display, show_point, train
 from gbattn.training import History, RateGroup, evaluate, learning_rate
@@ -247,19 +248,20 @@ def test_a_validation_loss_that_is_not_finite(updates):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, argument",
     [
-        ({"warmup_steps": 20}, "warmup_steps: got 20; want fewer than the 20 steps"),
-        ({"length": 900}, "tokens: got 801 tokens; want at least length"),
-        ({"corpus": SimpleNamespace(train=TOKENS, valid=TOKENS[:1])}, "corpus: got 1 tokens of valid; want 2 or more"),
-        ({"corpus": SimpleNamespace(**vars(CORPUS), vocab_size=21)}, "model: got a vocabulary of 20; want the 21 of"),
-        ({"model": nn.Linear(2, 2)}, "length: got None, of a model without config.max_length"),
-        ({"model": Toy().requires_grad_(False)}, "model: got no parameter that learns"),
+        ({"warmup_steps": 20}, "warmup_steps"),
+        ({"length": 900}, "tokens"),
+        ({"corpus": SimpleNamespace(train=TOKENS, valid=TOKENS[:1])}, "corpus"),
+        ({"corpus": SimpleNamespace(**vars(CORPUS), vocab_size=21)}, "model"),
+        ({"model": nn.Linear(2, 2)}, "length"),
+        ({"model": Toy().requires_grad_(False)}, "model"),
     ],
 )
-def test_train_says_what_is_wrong(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_train_says_what_is_wrong(options, argument):
+    with pytest.raises(ArgumentError) as error:
         run(**options)
+    assert error.value.argument == argument
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
@@ -367,8 +369,9 @@ def test_a_compiled_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, monkeypat
 
 
 def test_tensorboard_needs_a_folder():
-    with pytest.raises(ValueError, match="tensorboard: got True without a folder; want a folder"):
+    with pytest.raises(ArgumentError) as error:
         train(Toy(), CORPUS, config(), tensorboard=True)
+    assert error.value.argument == "tensorboard"
 
 
 @pytest.mark.parametrize("place", ["a.txt", "a.txt/sub"])
