@@ -479,7 +479,7 @@ def test_a_shard_that_cannot_be_written_is_named_with_what_is_kept(tmp_path):
     assert [*write_shards(one, draft)] == ["model/shard-00001-model-00001-of-00001.safetensors"]
 
 
-def test_the_weights_of_a_checkpoint(tmp_path):
+def test_load_weights_takes_a_model_of_the_same_shapes(tmp_path):
     model, other = Toy(), Toy(seed=1)
     run(model, folder=tmp_path, keep="last")
     load_weights(other, checkpoints(tmp_path)[20])

@@ -42,7 +42,7 @@ from toys import (
 )
 
 
-def test_the_history():
+def test_a_point_of_the_history_is_a_mean_over_its_updates():
     history = run(log_every=8, steps=20)
     every = run(log_every=1, steps=20)
     assert history.step == [8, 16, 20] and history.tokens == [8 * 32, 16 * 32, 20 * 32]
@@ -53,7 +53,7 @@ def test_the_history():
     assert History(**json.loads(json.dumps(history.to_dict()))) == history
 
 
-def test_a_look_at_each_pass_over_the_text():
+def test_an_evaluation_comes_after_each_pass_over_the_text():
     history = run(steps=None, epochs=3, batch_size=6, evaluate_every=None)  # 100 windows
     assert history.step[-1] == 50 and history.validation_step == [17, 34, 50]
 
@@ -383,7 +383,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, place):
     assert not model.seen
 
 
-def test_the_progress_bar(capsys):
+def test_the_progress_bar_ends_with_all_numbers_on_standard_error(capsys):
     train(Toy(), CORPUS, config(log_every=5))
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -412,7 +412,7 @@ def test_a_terminal_of_80_columns_has_room_for_the_bar_and_all_numbers(capsys, m
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's own reader
-def test_tensorboards_files(tmp_path, monkeypatch):
+def test_tensorboard_has_each_point_once_after_a_stop(tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         stop_after(patched, 13)
         train(Toy(), CORPUS, config(), folder=tmp_path, progress=False, tensorboard=True)
