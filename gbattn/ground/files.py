@@ -28,7 +28,7 @@ def lock_folder(folder: Path, argument: str, got: str, want: str) -> Iterator[No
     try:
         lock = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
-        raise ArgumentError(argument, got, want)
+        raise ArgumentError(argument, got, want) from None
     with lock:
         yield
 
@@ -39,7 +39,7 @@ def read_json(path: Path, want: str) -> object:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         got = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ArgumentError(str(path), got, want)
+        raise ArgumentError(str(path), got, want) from None
 
 
 def through_json(name: str, value: object) -> object:
