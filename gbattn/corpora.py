@@ -53,7 +53,8 @@ def docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def documentation() -> dict[str, str]:
-    """What this Python says of itself: its topics, and each module's docstrings."""
+    """What this Python says of itself: its topics, and each module's
+    docstrings."""
     want = (
         "a Python with its standard library as source files, or another corpus"
     )
@@ -101,8 +102,9 @@ def without_repeats(documents: dict[str, str]) -> dict[str, str]:
 
 
 def split_by_module(documents: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Assign whole packages and topics to splits, in the order of a hash of their
-    names: a tenth of the text to test, a tenth to valid, the rest to train."""
+    """Assign whole packages and topics to splits, in the order of a hash of
+    their names: a tenth of the text to test, a tenth to valid, the rest to
+    train."""
     topic = lambda name: name.startswith("topic ")
     unit = {n: n if topic(n) else n.split(".")[0] for n in documents}
     size = Counter()
@@ -130,8 +132,8 @@ def word_runs(text: str, length: int = 8) -> set[tuple[str, ...]]:
 def without_leaks(
     texts: dict[str, dict[str, str]],
 ) -> dict[str, dict[str, str]]:
-    """Drop from valid and test each paragraph that shares eight words in a row with
-    train."""
+    """Drop from valid and test each paragraph that shares eight words in a row
+    with train."""
     known = set().union(*map(word_runs, texts["train"].values()))
     result = {"train": texts["train"], "valid": {}, "test": {}}
     for split in ("valid", "test"):
@@ -148,8 +150,8 @@ def _python_docs() -> dict[str, dict[str, str]]:
 
 
 def python_docs() -> dict[str, dict[str, str]]:
-    """Return the embedded corpus: for each split, texts by the name of their module
-    or topic. It depends on the version and the distribution of Python.
+    """Return the embedded corpus: for each split, texts by the name of their
+    module or topic. It depends on the version and the distribution of Python.
 
     Notes
     -----
@@ -166,7 +168,8 @@ NEEDS_NEITHER = ", or open_corpus on a finished cache, which needs neither"
 
 
 def check_recipe(argument: str, recipe: str, vocab_size: int) -> None:
-    """Check a kind of tokenizer, one of `TOKENIZERS`, and the size of its vocabulary."""
+    """Check a kind of tokenizer, one of `TOKENIZERS`, and the size of its
+    vocabulary."""
     check(**{argument: (recipe, one_of(*TOKENIZERS))})
     least = 256 if recipe == "byte-level" else 2
     want = f"an integer, {least} or more, at most 2**24"
@@ -197,13 +200,14 @@ def train_tokenizer(
     texts : iterable of str
         The texts, in pieces of any size.
     vocab_size : int
-        The vocabulary size to reach. Too few pairs to merge give a smaller one; more
-        distinct characters, in the published recipe, a larger. A word longer than
-        1,024 characters counts as several.
+        The vocabulary size to reach. Too few pairs to merge give a smaller one;
+        more distinct characters, in the published recipe, a larger. A word
+        longer than 1,024 characters counts as several.
     recipe : {"byte-level", "published"}
         ``"byte-level"`` starts from the 256 bytes and can spell every string.
-        ``"published"``, that of the language models of Sargolzaei (2026), starts from
-        the characters of the texts and drops whitespace and all other characters.
+        ``"published"``, that of the language models of Sargolzaei (2026),
+        starts from the characters of the texts and drops whitespace and all
+        other characters.
 
     Notes
     -----
@@ -227,8 +231,8 @@ def train_tokenizer(
 # %% ../nbs/14_corpora.ipynb #73852cdc
 @lru_cache(1)
 def byte_alphabet() -> dict[str, int]:
-    """The byte of each character in a byte-level token: a printable character stands
-    for its own byte, the other 68 are written from U+0100 on."""
+    """The byte of each character in a byte-level token: a printable character
+    stands for its own byte, the other 68 are written from U+0100 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
     shown = [chr(byte) for byte in prints] + [chr(256 + i) for i in range(68)]
@@ -255,8 +259,8 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
     nats : float
         The summed loss −Σ ln p of all scored tokens.
     n_bytes : int
-        The UTF-8 bytes of the scored text: `Corpus.n_bytes` of the targets if the
-        corpus is lossless, else `Corpus.text_bytes` of the split.
+        The UTF-8 bytes of the scored text: `Corpus.n_bytes` of the targets if
+        the corpus is lossless, else `Corpus.text_bytes` of the split.
 
     Notes
     -----
@@ -394,17 +398,18 @@ class Corpus(Described):
 
 # %% ../nbs/14_corpora.ipynb #dce8b261
 class Batch(NamedTuple):
-    """Token ids in and out, each int64 of shape (B, T); ``targets`` is the text one
-    token on, and −100 where it is not scored."""
+    """Token ids in and out, each int64 of shape (B, T); ``targets`` is the text
+    one token on, and −100 where it is not scored."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
 
 
 class PackedBatch(NamedTuple):
-    """A batch of windows that hold several documents: ``inputs`` and ``targets`` as in
-    `Batch`, the target −100 where it belongs to another document, and ``documents``,
-    int64 (B, T), as `gbattn.language_model.LanguageModel` takes it."""
+    """A batch of windows that hold several documents: ``inputs`` and
+    ``targets`` as in `Batch`, the target −100 where it belongs to another
+    document, and ``documents``, int64 (B, T), as
+    `gbattn.language_model.LanguageModel` takes it."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -412,8 +417,9 @@ class PackedBatch(NamedTuple):
 
 
 def pack_documents(batch: Batch, end: int) -> PackedBatch:
-    """Return windows with the documents in them, each of which ends with the token
-    ``end``: the next token is not a target and begins a document with its own number.
+    """Return windows with the documents in them, each of which ends with the
+    token ``end``: the next token is not a target and begins a document with its
+    own number.
 
     Parameters
     ----------
@@ -449,7 +455,8 @@ def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> Batch:
 
 @lru_cache(4)
 def _order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch, by NumPy's legacy generator, whose streams are frozen."""
+    """The order of an epoch, by NumPy's legacy generator, whose streams are
+    frozen."""
     return np.random.RandomState([seed, epoch]).permutation(n_windows)
 
 # %% ../nbs/14_corpora.ipynb #dce8b263
@@ -498,7 +505,8 @@ class TokenStream:
 def sequential_windows(
     tokens: np.ndarray, length: int, *, context: int = 0, batch_size: int = 1
 ) -> Iterator[Batch]:
-    """Yield windows in which every token but the first is a target exactly once.
+    """Yield windows in which every token but the first is a target exactly
+    once.
 
     Parameters
     ----------
@@ -507,16 +515,17 @@ def sequential_windows(
     length : int
         T, tokens in a window.
     context : int
-        Tokens that a window repeats from the one before without scoring them, 0 ≤
-        context < T: later targets are predicted from at least ``context + 1`` tokens.
+        Tokens that a window repeats from the one before without scoring them, 0
+        ≤ context < T: later targets are predicted from at least ``context + 1``
+        tokens.
     batch_size : int
         Windows of full length in a batch.
 
     Yields
     ------
     Batch
-        Shape (B, T), the last ones with a smaller B; at the end, the rest of the
-        text as one shorter window.
+        Shape (B, T), the last ones with a smaller B; at the end, the rest of
+        the text as one shorter window.
 
     Notes
     -----
@@ -576,21 +585,22 @@ def _check_text(name: str, tokens, vocab_size: int) -> np.ndarray:
 
 # %% ../nbs/14_corpora.ipynb #b16a0012
 def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
-    """Return the loss of a bigram model, nats per token of valid but the first: a
-    baseline for language models.
+    """Return the loss of a bigram model, nats per token of valid but the first:
+    a baseline for language models.
 
     Parameters
     ----------
     train, valid : np.ndarray
-        Token ids, shape (n,), n ≥ 2: the pairs that are counted and those that are
-        scored.
+        Token ids, shape (n,), n ≥ 2: the pairs that are counted and those that
+        are scored.
     vocab_size : int
         V.
 
     Notes
     -----
     The absolute discounting of Kneser and Ney (1995), interpolated, with their
-    estimate of the discount, or 1/2 where no pair occurs once. Source: chapter 14.
+    estimate of the discount, or 1/2 where no pair occurs once. Source: chapter
+    14.
     """
     check(vocab_size=(vocab_size, COUNT))
     V, train = vocab_size, _check_text("train", train, vocab_size)

@@ -66,8 +66,8 @@ _DECAY = one_of("matrices", "everything")
 def decay_groups(
     model: nn.Module, weight_decay: float, decay: str = "matrices"
 ) -> list[dict]:
-    """Return the trainable parameters in two groups, for an optimiser: those that
-    decay, and those that do not.
+    """Return the trainable parameters in two groups, for an optimiser: those
+    that decay, and those that do not.
 
     Parameters
     ----------
@@ -163,8 +163,9 @@ class TrainConfig:
     weight_decay : float
         AdamW's λ: each update also shrinks a weight by the factor 1 − ηλ.
     decay : {"matrices", "everything"}
-        What shrinks. ``"matrices"`` spares parameters of fewer than two dimensions:
-        biases, norms, scalars. ``"everything"`` is what the published runs did.
+        What shrinks. ``"matrices"`` spares parameters of fewer than two
+        dimensions: biases, norms, scalars. ``"everything"`` is what the
+        published runs did.
     betas : tuple of float
         Decay rates of AdamW's two means.
     clip : float, optional
@@ -172,18 +173,19 @@ class TrainConfig:
     accumulation : int
         Parts that a batch is cut into, to be computed one after the other.
     precision : {"no", "tf32", "bf16", "fp16"}
-        Mixed precision of the forward pass, or, with ``"tf32"``, single precision in
-        which a GPU may compute all products with ten bits of mantissa, even those that
-        mixed precision spares. ``"no"`` leaves torch's setting as it is. Weights are
-        kept as they are; ``"tf32"`` and ``"fp16"`` need a GPU.
+        Mixed precision of the forward pass, or, with ``"tf32"``, single
+        precision in which a GPU may compute all products with ten bits of
+        mantissa, even those that mixed precision spares. ``"no"`` leaves
+        torch's setting as it is. Weights are kept as they are; ``"tf32"`` and
+        ``"fp16"`` need a GPU.
     compile : bool
         Whether to run the model through ``torch.compile``.
     seed : int
         Of the order of the data and of what dropout draws. Not of the initial
         weights, which come with the model.
     evaluate_every : int, optional
-        Updates between two evaluations of the validation split; None for one per pass
-        over the text. The end is always evaluated.
+        Updates between two evaluations of the validation split; None for one
+        per pass over the text. The end is always evaluated.
     evaluate_batch_size : int
         Windows that are evaluated at once.
     checkpoint_every : int, optional
@@ -191,19 +193,19 @@ class TrainConfig:
     log_every : int
         Updates averaged in one point of the learning curve.
     keep : {"best", "last"}
-        Which weights the model ends up with: those of the best evaluation, or the
-        last.
+        Which weights the model ends up with: those of the best evaluation, or
+        the last.
     document_end : int, optional
-        The token that ends each document of the text. Documents in a window are then
-        kept apart, as `gbattn.corpora.pack_documents` does, and the first token of
-        one is no target. The model must take ``documents`` and ``reduction``, as
-        `gbattn.language_model.LanguageModel` does.
+        The token that ends each document of the text. Documents in a window are
+        then kept apart, as `gbattn.corpora.pack_documents` does, and the first
+        token of one is no target. The model must take ``documents`` and
+        ``reduction``, as `gbattn.language_model.LanguageModel` does.
 
     Notes
     -----
-    A batch has at most 2²⁰ windows, a window 2²⁴ tokens, a run 10¹² steps. Source:
-    chapter 15. The defaults of learning rate, weight_decay, clipping and batch are
-    those of Sargolzaei (2026), whose decay is "everything".
+    A batch has at most 2²⁰ windows, a window 2²⁴ tokens, a run 10¹² steps.
+    Source: chapter 15. The defaults of learning rate, weight_decay, clipping
+    and batch are those of Sargolzaei (2026), whose decay is "everything".
     """
 
     steps: int | None = None
@@ -243,7 +245,8 @@ class TrainConfig:
         )
 
     def to_dict(self) -> dict:
-        """The fields by name, ready for JSON; ``TrainConfig(**fields)`` reads them."""
+        """The fields by name, ready for JSON; ``TrainConfig(**fields)`` reads
+        them."""
         return asdict(self) | {"betas": list(self.betas)}
 
     def total_steps(self, stream: TokenStream) -> int:
@@ -269,8 +272,8 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     Returns
     -------
     float
-        Above 0: the warm-up begins after 0, and a cosine to 0 ends after the last
-        update.
+        Above 0: the warm-up begins after 0, and a cosine to 0 ends after the
+        last update.
 
     Notes
     -----
@@ -305,7 +308,8 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     Returns
     -------
     int
-        From 0 to 2⁶⁴ − 1, mixed well, so that neighbours have nothing in common.
+        From 0 to 2⁶⁴ − 1, mixed well, so that neighbours have nothing in
+        common.
 
     Notes
     -----
@@ -397,8 +401,8 @@ def _checked_history(found: dict) -> dict:
 # %% ../nbs/15_training.ipynb #a9416ea9
 #| code-fold: true
 def unwrapped(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """What to call, which torch may have compiled, and the model in it, whose names,
-    config and signature count."""
+    """What to call, which torch may have compiled, and the model in it, whose
+    names, config and signature count."""
     want = "a torch Module"
     require(isinstance(model, nn.Module), "model", type(model).__name__, want)
     called, parallel = (
@@ -447,9 +451,9 @@ def _takes(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def summed_loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """The summed loss of a model as a function of inputs and targets (B, T), and of
-    documents if the model takes them: what the model returns if it takes a
-    ``reduction``, else that of the logits it returns."""
+    """The summed loss of a model as a function of inputs and targets (B, T),
+    and of documents if the model takes them: what the model returns if it takes
+    a ``reduction``, else that of the logits it returns."""
     if isinstance(model, SummedLoss):
         return model
     takes = _takes(model)
@@ -488,8 +492,8 @@ def _logits_in(output: object, shape: torch.Size) -> torch.Tensor:
 
 
 class SummedLoss(nn.Module):
-    """The summed loss of a model: what accelerate wraps and compiles, so that the
-    model itself stays as it came."""
+    """The summed loss of a model: what accelerate wraps and compiles, so that
+    the model itself stays as it came."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -507,10 +511,11 @@ class RateGroup(NamedTuple):
     names : tuple of str
         As in ``model.named_parameters()``.
     multiplier : callable
-        ``multiplier(model, step, steps)``, called once before each update of a run of
-        `steps` updates, returns a number, 0 or more. One with a state of its own has
-        ``state_dict()``, for JSON, and ``load_state_dict(state)``, so that a stopped
-        run can resume. Its ``repr`` is part of the identity of a run.
+        ``multiplier(model, step, steps)``, called once before each update of a
+        run of `steps` updates, returns a number, 0 or more. One with a state of
+        its own has ``state_dict()``, for JSON, and ``load_state_dict(state)``,
+        so that a stopped run can resume. Its ``repr`` is part of the identity
+        of a run.
 
     Notes
     -----
@@ -525,7 +530,8 @@ class RateGroup(NamedTuple):
 def split_groups(
     model: nn.Module, groups: list[dict], rates: tuple
 ) -> list[dict]:
-    """The groups of `decay_groups`, each cut by which `RateGroup` a parameter is in."""
+    """The groups of `decay_groups`, each cut by which `RateGroup` a parameter
+    is in."""
     rule = instance(RateGroup, "a RateGroup")
     named = model.named_parameters(remove_duplicate=False)
     named = {plain_name(name): p for name, p in named}
@@ -552,9 +558,9 @@ def split_groups(
 # %% ../nbs/15_training.ipynb #b8d17583
 @dataclass(kw_only=True)
 class Run:
-    """A run under way: what an update reads, and what the run has gone through. The
-    ``module`` is the summed loss of the ``model``, as accelerate has wrapped it;
-    ``graph`` replays `learn`, if that was captured."""
+    """A run under way: what an update reads, and what the run has gone through.
+    The ``module`` is the summed loss of the ``model``, as accelerate has
+    wrapped it; ``graph`` replays `learn`, if that was captured."""
 
     model: nn.Module
     module: nn.Module
@@ -592,8 +598,8 @@ class Run:
 
 # %% ../nbs/15_training.ipynb #37469a63
 def backward(run: Run, batch: Batch | PackedBatch, scored: int) -> torch.Tensor:
-    """Add the gradient of a part of a batch, given how many targets are scored in all
-    parts; return what it adds to the mean loss.
+    """Add the gradient of a part of a batch, given how many targets are scored
+    in all parts; return what it adds to the mean loss.
 
     Processes average their gradients, hence the factor.
     """
@@ -607,8 +613,8 @@ def backward(run: Run, batch: Batch | PackedBatch, scored: int) -> torch.Tensor:
 
 
 def parts_of(run: Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
-    """What this process reads of the batch of a step, in parts, and how many targets
-    are scored in those of all processes."""
+    """What this process reads of the batch of a step, in parts, and how many
+    targets are scored in those of all processes."""
     pieces = run.processes * run.config.accumulation
     batch = with_documents(run.stream.batch(step), run.config.document_end)
     shares = [x.chunk(pieces)[run.process :: run.processes] for x in batch]
@@ -619,7 +625,8 @@ def parts_of(run: Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
 def learn(
     run: Run, parts: list, scored: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Learn from the parts of a batch; return its loss and the gradient's length."""
+    """Learn from the parts of a batch; return its loss and the gradient's
+    length."""
     *first, last = parts
     with run.accelerator.no_sync(run.module) if first else nullcontext():
         losses = [backward(run, part, scored) for part in first]
@@ -654,7 +661,8 @@ def set_rates(run: Run) -> None:
 
 
 def clip_gradient(run: Run) -> torch.Tensor:
-    """Cut the gradient to the length that is allowed; return that which it had."""
+    """Cut the gradient to the length that is allowed; return that which it
+    had."""
     limit = math.inf if run.config.clip is None else run.config.clip
     # Of a module in shards the parameters are new ones.
     learning = list(run.module.parameters()) if run.sharded else run.learning
@@ -663,8 +671,8 @@ def clip_gradient(run: Run) -> torch.Tensor:
 
 # %% ../nbs/15_training.ipynb #2c275103
 def read_losses(run: Run) -> None:
-    """Fetch the losses of the updates since the last time; stop at one that is not
-    finite.
+    """Fetch the losses of the updates since the last time; stop at one that is
+    not finite.
 
     To read each at once would make a GPU wait for Python in every update.
     """
@@ -740,8 +748,8 @@ def summed_loss(
 
 
 def check_summed(model: nn.Module, tokens: np.ndarray, length: int) -> None:
-    """Stop a model whose loss is a mean: every number computed from it would be wrong,
-    yet look right. Two copies of a window have twice the loss of one."""
+    """Stop a model whose loss is a mean: every number computed from it would be
+    wrong, yet look right. Two copies of a window have twice the loss of one."""
     one = next(sequential_windows(tokens, length, batch_size=1))
     two = Batch(*(part.repeat(2, 1) for part in one))
     try:
@@ -759,8 +767,8 @@ def check_summed(model: nn.Module, tokens: np.ndarray, length: int) -> None:
 # %% ../nbs/15_training.ipynb #34f5b863
 class Evaluation(NamedTuple):
     """The loss of a model on a text: the mean ``loss`` in nats per token,
-    ``perplexity`` = exp(loss), ``bits_per_byte`` (None if the bytes are not known),
-    and ``n_tokens``, how many tokens were scored."""
+    ``perplexity`` = exp(loss), ``bits_per_byte`` (None if the bytes are not
+    known), and ``n_tokens``, how many tokens were scored."""
 
     loss: float
     perplexity: float
@@ -771,7 +779,8 @@ class Evaluation(NamedTuple):
     def of(
         cls, nats: float, n_tokens: int, n_bytes: int | None
     ) -> "Evaluation":
-        """The evaluation of a summed loss in nats over these tokens and bytes."""
+        """The evaluation of a summed loss in nats over these tokens and
+        bytes."""
         loss = nats / n_tokens
         bits = None if n_bytes is None else bits_per_byte(nats, n_bytes)
         perplexity = math.exp(loss) if loss < 700 else math.inf
