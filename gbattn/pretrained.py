@@ -240,7 +240,20 @@ def update_cache(
     index = extra or layer
     if cache.layer_class_to_replicate is None and index == len(cache.layers):
         _append_layer(cache, layer)
+    if index < len(cache.layers):
+        _check_buffer(cache.layers[index], keys)
     return cache.update(keys, values, index)
+
+
+def _check_buffer(layer, keys: torch.Tensor) -> None:
+    """Check the heads of a static layer that was filled before the first call, as an
+    export does: with a shift, keys are stored unmixed, as one head."""
+    buffer = getattr(layer, "keys", None)
+    if layer.is_compileable and isinstance(buffer, torch.Tensor):
+        got, want = (tuple(x.shape[1::2]) for x in (buffer, keys))
+        if got != want:
+            why = f"{want}, as this round stores them: no cache filled in advance"
+            raise ArgumentError("cache", f"keys of (heads, width) = {got}", why)
 
 
 class LayerCache:
@@ -539,16 +552,26 @@ class GbattnModel(GbattnPreTrainedModel):
 
 # %% ../nbs/30_pretrained.ipynb #9ad1ef5a
 #| code-fold: true
+def _no_continuous_batching(model, *args, **kwargs):
+    """Raise: of continuous batching, whose cache has one place for each layer of a
+    model, and of every call that begins it, such as ``generate_batch``."""
+    got = f"{type(model).__name__} in generate_batch, or other continuous batching"
+    want = "generate, with prompts padded on the left: here a layer caches its rounds"
+    raise ArgumentError("model", got, want)
+
+
 class GbattnForCausalLM(GbattnPreTrainedModel, GenerationMixin):
     """A `gbattn.language_model.LanguageModel` as a model of transformers.
 
     Notes
     -----
     ``AutoConfig``, ``AutoModel`` and ``AutoModelForCausalLM`` know it once
-    `gbattn.pretrained` is imported; none of it is remote code. Source: chapter 30.
+    `gbattn.pretrained` is imported; none of it is remote code. Continuous batching
+    (``generate_batch``) is refused. Source: chapter 30.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}
+    init_continuous_batching = _no_continuous_batching
 
     def __init__(self, config: GbattnConfig):
         super().__init__(config)
@@ -802,6 +825,8 @@ def _insert_corrections(
 
 class BoostedModel:
     """What the boosted classes of all families share."""
+
+    init_continuous_batching = _no_continuous_batching
 
     def __init__(self, config):
         super().__init__(config)

@@ -3,11 +3,9 @@
 import json
 import math
 import os
-import random
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -16,18 +14,15 @@ import torch
 import torch.nn.functional as nnf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch import nn
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from claims import Disagreement, claim, compare
-from gbattn import attention, language_model
+from gbattn import layers
 from gbattn.attention import alibi, padding_mask, sliding_window
-from gbattn.boosted import Gate
 from gbattn.cost import count_flops, count_kernels, count_saved_bytes
-from gbattn.decoding import accept_exactly
-from gbattn.head import loss_of_logits, next_token_loss, next_token_probabilities
+from gbattn.ground.weights import save_weights
+from gbattn.head import loss_of_logits, next_token_probabilities
 from gbattn.language_model import (
     LanguageModel,
     ModelConfig,
@@ -35,92 +30,9 @@ from gbattn.language_model import (
     parameter_count,
 )
 from gbattn.layers import MultiHeadAttention, register
-
-F64 = torch.float64
-V, T = 23, 20
-SMALL = dict(vocab_size=V, max_length=T, d_model=8, n_layers=2, n_heads=2)
-KINDS = {
-    "multi_head": {},
-    "grouped": dict(attention_options={"n_kv_heads": 1}),
-    "linear": dict(attention="linear"),
-    "twicing": dict(attention="twicing", attention_options={"rounds": 3}),
-    "boosted": dict(attention="boosted"),
-    "shared": dict(attention="boosted", attention_options={"kv_from": "shared", "gate": "head"}),
-    "mixed": dict(overrides={1: {"attention": "boosted", "norm": "post", "ffn": "swiglu"}}),
-    "shifted": dict(attention="boosted", attention_options={"shift": True}, overrides={0: {"ffn": "none"}}),
-}
-LEARNED = [(kind, "learned") for kind in KINDS]
-ROTARY = [(kind, "rotary") for kind in KINDS if kind != "linear"]  # its features must stay positive
-
-
-def config_of(kind="multi_head", positions="learned", **changes):
-    return ModelConfig(**SMALL | KINDS[kind] | dict(positions=positions) | changes)
-
-
-def model_of(*kind, seed=0, scale=20, dtype=F64, **changes):
-    """A model whose blocks have something to say, gates too."""
-    model = LanguageModel(config_of(*kind, **changes), seed=seed, dtype=dtype).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, Gate):
-                module.weight.normal_(generator=generator)
-            elif isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-                module.weight.mul_(scale)
-    return model
-
-
-def tokens_of(B=3, length=9, seed=1, vocab_size=V):
-    return torch.randint(vocab_size, (B, length), generator=torch.Generator().manual_seed(seed))
-
+from small_models import F64, KINDS, LEARNED, ROTARY, SMALL, T, V, config_of, model_of, tokens_of
 
 # ---- The claims ----
-
-
-class Reading:
-    """A drawn stream, head and targets."""
-
-    def __init__(self, N, D, V, seed):
-        g = torch.Generator().manual_seed(seed)
-        self.h, self.W = torch.randn(N, D, generator=g, dtype=F64), torch.randn(V, D, generator=g, dtype=F64)
-        self.y, self.rows = torch.randint(V, (N,), generator=g), 1 + seed % N
-
-    def gradients(self):
-        """The summed loss and its gradients, by autograd."""
-        h, W = self.h.clone().requires_grad_(), self.W.clone().requires_grad_()
-        loss = nnf.cross_entropy(h @ W.T, self.y, reduction="sum")
-        return torch.cat([x.flatten() for x in (loss.detach()[None], *torch.autograd.grad(loss, (h, W)))])
-
-    def by_chunks(self, target=1.0):
-        total, of_h, of_W = torch.zeros(1, dtype=F64), [], torch.zeros_like(self.W)
-        for h, y in zip(self.h.split(self.rows), self.y.split(self.rows)):
-            p = (h @ self.W.T).softmax(-1)
-            total -= p.gather(1, y[:, None]).log().sum()
-            delta = p - target * nnf.one_hot(y, len(self.W))
-            of_h.append(delta @ self.W)
-            of_W += delta.T @ h
-        return torch.cat([total, torch.cat(of_h).flatten(), of_W.flatten()])
-
-
-readings = st.builds(Reading, st.integers(1, 12), st.integers(1, 6), st.integers(2, 9), st.integers(0, 10**6))
-
-
-@claim(readings, tolerance=1e-10, mutant=lambda p: (p.gradients(), p.by_chunks(target=0.0)))
-def test_prop_loss_by_rows(p):
-    """Loss and gradients are sums, or stacks, of those of chunks of rows."""
-    return p.gradients(), p.by_chunks()
-
-
-def downhill(p, mean=1.0):
-    h = p.h.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(nnf.cross_entropy(h @ p.W.T, p.y, reduction="sum"), h)
-    return -gradient, p.W[p.y] - mean * (p.h @ p.W.T).softmax(-1) @ p.W
-
-
-@claim(readings, tolerance=1e-10, mutant=lambda p: downhill(p, mean=0.0))
-def test_prop_stream_residual(p):
-    """The negative gradient of the loss is the target row minus the expected row."""
-    return downhill(p)
 
 
 class Silent:
@@ -206,39 +118,6 @@ def test_either_bound_of_the_start_could_fail(low, high):
     """The share is 0.78 here; the mutant of the claim moves the upper bound alone."""
     with pytest.raises(Disagreement):
         compare(*Start(0, 20, 16, 0.6).sides(low, high), 0.01, "<=")
-
-
-class Temperatures:
-    def __init__(self, logits, low, more):
-        self.logits, self.low, self.high = torch.tensor(logits, dtype=F64), low, low + more
-
-    def entropy(self, temperature):
-        p = next_token_probabilities(self.logits, temperature=temperature)
-        return torch.special.entr(p).sum()[None]
-
-    def slope(self):
-        """dH/dτ by differences, and as the proposition has it."""
-        tau, step = self.high, 1e-5
-        p = next_token_probabilities(self.logits, temperature=tau)
-        variance = p @ (self.logits - p @ self.logits) ** 2
-        return (self.entropy(tau + step) - self.entropy(tau - step)) / (2 * step), variance[None] / tau**3
-
-
-temperatures = st.builds(
-    Temperatures, st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.3, 3), st.floats(0.3, 3)
-)
-
-
-@claim(
-    temperatures,
-    relation="<=",
-    tolerance=1e-6,
-    mutant=lambda p: (p.entropy(p.high), p.entropy(p.low)),
-)
-def test_prop_temperature(p):
-    """Entropy rises with temperature, at the rate Var(s)/τ³."""
-    left, right = p.slope()
-    return torch.cat([p.entropy(p.low), left, right]), torch.cat([p.entropy(p.high), right, left])
 
 
 class Shifted:
@@ -460,7 +339,7 @@ class Own(MultiHeadAttention):
 
 @pytest.fixture
 def own(monkeypatch):
-    monkeypatch.setitem(attention.LAYERS, "own", Own)
+    monkeypatch.setitem(layers.LAYERS, "own", Own)
     return lambda forget=None: config_of(attention="own", attention_options={"forget": forget})
 
 
@@ -662,15 +541,6 @@ def test_outputs_decode_with_a_cache():
     assert part.traces[1].rounds[1].weights.shape == (3, 2, 5, 9)
 
 
-def test_a_loss_of_logits_is_the_loss_without_them():
-    h, W, y = torch.randn(6, 4, dtype=F64), torch.randn(V, 4, dtype=F64), torch.tensor([0, 3, -100, 5, 22, 1])
-    for reduction in ("mean", "sum"):
-        a, b = next_token_loss(h, W, y, reduction=reduction), loss_of_logits(h @ W.T, y, reduction=reduction)
-        assert (a - b).abs() < 1e-12
-    halves = loss_of_logits((h @ W.T).bfloat16().unflatten(0, (2, 3)), y.view(2, 3))
-    assert halves.dtype == torch.float32 and (halves - loss_of_logits(h @ W.T, y)).abs() < 0.1
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -782,8 +652,11 @@ def test_decoding_compiles_to_two_graphs(kind, positions, padded):
     compiled, caches, unread = torch.compile(model, backend=backend, fullgraph=True), model.make_caches(2, 32), seen
     for step in range(24):
         lengths = torch.tensor([5, 5]) if padded else None
-        S = seen.shape[1]
-        how = language_model._padded(lengths, step, S, unread.shape[1], S)
+        how = {}
+        if padded:
+            S = seen.shape[1]
+            mask = padding_mask(lengths + step, S, side="left")
+            how = dict(mask=mask, positions=torch.arange(S - unread.shape[1], S).expand(2, -1))
         unread = compiled(unread, cache=caches, **how)[:, -1].argmax(-1)[:, None]
         seen = torch.cat([seen, unread], dim=1)
     assert len(made) == 2 and torch.equal(seen, wanted)
@@ -970,7 +843,7 @@ def test_a_layer_of_its_own_turns_like_the_others():
     config = config_of(
         positions="rotary", attention_options={"rotary": 500.0}, overrides={1: {"attention_options": {"n_kv_heads": 1}}}
     )
-    assert [config._block_options(layer)["attention_options"]["rotary"] for layer in range(2)] == [500.0, 500.0]
+    assert [block.attention.rotary for block in LanguageModel(config).blocks] == [500.0, 500.0]
 
 
 @torch.no_grad()
@@ -1104,148 +977,6 @@ def test_bad_documents_are_named(told, sentence):
 # ---- The loss ----
 
 
-def loss_and_gradients(h, W, y, reduction, loss):
-    h, W = h.clone().requires_grad_(), W.clone().requires_grad_()
-    value = loss(h, W, y, reduction)
-    return value.detach(), *torch.autograd.grad(value, (h, W))
-
-
-def plain_loss(h, W, y, reduction):
-    return nnf.cross_entropy(h @ W.T, y, reduction=reduction)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own forward derivatives use it
-@pytest.mark.parametrize(("N", "size"), [(7, 23), (300, 4096)])
-def test_the_loss_carries_derivatives_forward(N, size):
-    h, W, change = torch.randn(N, 4), torch.randn(size, 4), torch.randn(N, 4)
-    y = torch.randint(size, (N,))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(h, change)
-        found = forward_ad.unpack_dual(next_token_loss(dual, W, y)).tangent
-        want = forward_ad.unpack_dual(plain_loss(dual, W, y, "mean")).tangent
-    assert torch.allclose(found, want, rtol=1e-4) and found != 0
-
-
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (F64, 1e-12)])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("ignored", [0, 0.3, 1])
-@pytest.mark.parametrize(("N", "size"), [(7, 23), (600, 4096)])
-def test_both_forms_of_the_loss_agree(dtype, near, reduction, ignored, N, size, monkeypatch):
-    g = torch.Generator().manual_seed(0)
-    h, W = torch.randn(N, 8, generator=g).to(dtype), torch.randn(size, 8, generator=g).to(dtype)
-    y = torch.randint(size, (N,), generator=g)
-    y[torch.rand(N, generator=g) < ignored] = -100
-    ours = lambda h, W, y, reduction: next_token_loss(h, W, y, reduction=reduction)
-    want = loss_and_gradients(h, W, y, reduction, plain_loss)
-    forms = [loss_and_gradients(h, W, y, reduction, ours)]
-    if hasattr(nnf, "linear_cross_entropy"):
-        monkeypatch.delattr(nnf, "linear_cross_entropy")  # as in an older torch
-        forms.append(loss_and_gradients(h, W, y, reduction, ours))
-    for form in forms:
-        if reduction == "mean" and ignored == 1:
-            assert form[0].isnan()  # the mean of nothing
-            continue
-        for got, wanted in zip(form, want):
-            assert (got - wanted).abs().max() <= near * max(1, wanted.abs().max())
-
-
-@pytest.mark.skipif(not hasattr(nnf, "linear_cross_entropy"), reason="an older torch")
-def test_a_large_loss_goes_by_chunks(monkeypatch):
-    seen = []
-    whole = nnf.linear_cross_entropy
-    see = lambda *a, **o: seen.append((a[0].dtype, o["options"].batch_chunk_size)) or whole(*a, **o)
-    monkeypatch.setattr(nnf, "linear_cross_entropy", see)
-    half = torch.bfloat16
-
-    def loss(N, dtype, V=4096, learned="hW"):
-        h, W = (torch.zeros(n, 4, dtype=dtype).requires_grad_(of in learned) for of, n in (("h", N), ("W", V)))
-        found = next_token_loss(h, W, torch.zeros(N, dtype=torch.int64))
-        assert found.dtype == torch.promote_types(dtype, torch.float32)
-
-    def taken():
-        found = seen.copy()
-        seen.clear()
-        return found
-
-    for dtype in (torch.float32, F64):
-        loss(300, dtype, learned="")
-    assert taken() == [(torch.float32, 256), (F64, 256)]
-    loss(200, torch.float32)  # small
-    assert not taken()
-    # bfloat16 has chunks of its own, float16 the plain form, whether gradients are wanted or not.
-    loss(300, half)
-    loss(300, torch.float16, learned="h")
-    with torch.autocast("cpu", half):
-        loss(300, torch.float32)
-    with torch.no_grad():
-        loss(300, half)
-    assert not taken()
-
-
-class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        output = function(*args, **(kwargs or {}))
-        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(output) if isinstance(x, torch.Tensor))])
-        return output
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by torch itself
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_loss_in_bfloat16_is_as_exact_as_plainly_and_holds_no_logits(reduction, compiled):
-    g, (N, D, size) = torch.Generator().manual_seed(0), (700, 8, 4096)
-    h, W = (torch.randn(n, D, generator=g).bfloat16() for n in (N, size))
-    y = torch.randint(size, (N,), generator=g).masked_fill(torch.rand(N, generator=g) < 0.3, -100)
-    forms = {
-        "chunks": lambda h, W, y, reduction: next_token_loss(h, W, y, reduction=reduction),
-        "plain": lambda h, W, y, reduction: nnf.cross_entropy((h @ W.T).float(), y, reduction=reduction),
-    }
-    exact = loss_and_gradients(h.to(F64), W.to(F64), y, reduction, plain_loss)
-    error, largest = {}, {}
-    for name, form in forms.items():
-        with nullcontext() if compiled else Largest() as watch:
-            form = torch.compile(form, fullgraph=True, backend="aot_eager") if compiled else form
-            values = loss_and_gradients(h, W, y, reduction, form)
-        assert [x.dtype for x in values] == [torch.float32, torch.bfloat16, torch.bfloat16]
-        error[name] = [((a - b).norm() / b.norm()).item() for a, b in zip(values, exact)]
-        largest[name] = watch and watch.numbers
-    assert all(a < 1.2 * b + 1e-5 for a, b in zip(error["chunks"], error["plain"])) and error["chunks"][0] < 1e-3
-    assert compiled or largest == dict(chunks=256 * size, plain=N * size)
-    with torch.no_grad():
-        alone = next_token_loss(h, W, y, reduction=reduction)
-    assert torch.equal(alone, next_token_loss(h.requires_grad_(), W, y, reduction=reduction).detach())
-
-
-@pytest.mark.parametrize("frozen", ["head", "body"])
-def test_what_is_frozen_costs_the_loss_in_bfloat16_no_product(frozen):
-    g = torch.Generator().manual_seed(0)
-    h, W = (torch.randn(n, 8, generator=g).bfloat16() for n in (700, 4096))
-    y = torch.randint(4096, (700,), generator=g)
-    loss = lambda h, W, y, reduction="mean": next_token_loss(h, W, y, reduction=reduction)
-    _, *expected = loss_and_gradients(h, W, y, "mean", loss)
-    learns = 0 if frozen == "head" else 1
-    (h, W)[learns].requires_grad_()
-    assert count_flops(lambda: loss(h, W, y).backward()) == 2 * 2 * 700 * 4096 * 8  # the logits and one gradient
-    assert torch.equal((h, W)[learns].grad, expected[learns])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_large_loss_exports_for_any_number_of_rows(dtype):
-    class Loss(torch.nn.Module):
-        def forward(self, h, W, targets):
-            return next_token_loss(h, W, targets)
-
-    inputs = lambda N: (torch.randn(N, 8, dtype=dtype).requires_grad_(), weight, torch.randint(4096, (N,)))
-    weight, N = torch.randn(4096, 8, dtype=dtype), torch.export.Dim("N", min=2)
-    exported = torch.export.export(Loss(), inputs(300), dynamic_shapes=({0: N}, None, {0: N})).module()
-    longer = inputs(700)
-    assert abs(exported(*longer) - Loss()(*longer)) < 0.02
-
-
 def test_the_model_takes_its_loss_from_its_logits():
     for tied in (True, False):
         model, tokens = model_of("boosted", tie_embeddings=tied), tokens_of()
@@ -1258,39 +989,6 @@ def test_the_model_takes_its_loss_from_its_logits():
 
 # ---- Drawing ----
 
-logit_rows = st.lists(st.integers(-60, 60).map(lambda x: x / 4), min_size=1, max_size=12)
-shares = st.integers(0, 99).map(lambda x: (x + 0.1234) / 100)  # never the exact share of some tokens
-
-
-@settings(deadline=None, max_examples=100)
-@given(logit_rows, st.floats(0.05, 20), st.integers(1, 15), shares)
-def test_what_the_filters_keep(row, temperature, k, p):
-    logits = torch.tensor(row, dtype=F64)
-    plain = next_token_probabilities(logits, temperature=temperature)
-    assert torch.allclose(plain, (logits / temperature).softmax(-1), atol=1e-12)
-    few = next_token_probabilities(logits, temperature=temperature, top_k=k)
-    rank = torch.empty_like(logits)
-    rank[logits.argsort(descending=True, stable=True)] = torch.arange(len(row), dtype=F64)
-    wanted = plain.where(rank < k, 0)
-    assert torch.allclose(few, wanted / wanted.sum(), atol=1e-12)
-    nucleus = next_token_probabilities(logits, temperature=temperature, top_p=p)
-    kept = nucleus > 0
-    assert abs(nucleus.sum() - 1) < 1e-12 and kept[logits.argmax()]
-    assert plain[kept].sum() >= p - 1e-9  # enough
-    least = plain[kept].min()
-    assert kept.sum() == 1 or plain[kept].sum() - least < p + 1e-9  # and no more than enough
-    assert (plain[~kept] <= least + 1e-12).all()  # the most probable ones
-    both = next_token_probabilities(logits, temperature=temperature, top_k=k, top_p=p)
-    alone = next_token_probabilities(few.log(), top_p=p)
-    assert torch.allclose(both, alone, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, F64])
-def test_the_whole_share_keeps_every_token(dtype):
-    """A cumulated sum in float32 reaches 1 long before the last of many tokens."""
-    logits = 4 * torch.randn(8, 16_384, generator=torch.Generator().manual_seed(0), dtype=F64).to(dtype)
-    assert torch.equal(next_token_probabilities(logits, top_p=1.0), next_token_probabilities(logits))
-
 
 def test_the_smallest_temperature_and_share():
     logits = torch.tensor([0.0, 3.0, 1.0])
@@ -1299,30 +997,6 @@ def test_the_smallest_temperature_and_share():
     model, tokens = model_of("boosted"), tokens_of(2, 4)
     greedy = model.generate(tokens, 6, temperature=0)
     assert torch.equal(model.generate(tokens, 6, temperature=1e-50), greedy)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_extreme_logits(dtype):
-    logits = torch.tensor([-6e4, 0.0, 6e4, -math.inf], dtype=dtype)
-    for options in (dict(), dict(temperature=1e-30), dict(temperature=0), dict(top_k=2), dict(top_p=1e-9)):
-        p = next_token_probabilities(logits, **options)
-        assert p.dtype == torch.float32 and p.tolist() == [0, 0, 1, 0]
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from([0.0, 1e-30, 0.1, 1.0]), min_size=2, max_size=9), st.integers(0, 2**53 - 1))
-def test_no_token_without_a_chance_is_drawn(weights, grain):
-    p = torch.tensor([[*weights, 1.0, 0.0]], dtype=F64)
-    p /= p.sum()
-    chosen = language_model._draw_token(p, torch.tensor([grain / 2**53], dtype=F64))
-    assert p[0, chosen] > 0
-
-
-def test_tokens_are_drawn_as_often_as_they_should():
-    p = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=F64)
-    u = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=F64)
-    often = torch.bincount(language_model._draw_token(p.expand(20_000, 4), u), minlength=4) / 20_000
-    assert (often - p).abs().max() < 0.015
 
 
 @pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
@@ -1355,16 +1029,6 @@ def test_the_seed_decides_and_nothing_else():
     assert torch.equal(one, model.generate(tokens, 10, seed=1))
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(one, model.generate(tokens, 10, seed=3))
-
-
-def test_no_two_sequences_share_their_numbers():
-    """Neither in a batch nor in batches of neighbouring seeds; and more rows or steps change none."""
-    drawn = lambda seed, B=4, steps=6: language_model._uniform(seed, B, steps, torch.device("cpu"))
-    rows = torch.cat([drawn(seed) for seed in range(5)])
-    assert rows.flatten().unique().numel() == rows.numel() and ((rows >= 0) & (rows < 1)).all()
-    assert torch.equal(drawn(3)[:2, :4], drawn(3, B=2, steps=4))
-    assert torch.equal(drawn([5, -1], B=2), torch.cat([drawn(5, B=1), drawn(-1, B=1)]))
-    assert drawn(0, B=0).shape == (0, 6)
 
 
 def test_a_sequence_ends():
@@ -1445,20 +1109,6 @@ def test_pieces_add_up_and_the_reader_may_stop():
     pieces.clear()
     stopped = model.generate(tokens, 8, seed=1, stream=lambda new: pieces.append(new) or len(pieces) == 3)
     assert torch.equal(stopped, said[:, :7])
-    drafted = model.generate(tokens, 8, seed=1, draft=model, n_draft=3, stream=pieces.append)
-    assert [p.shape[1] for p in pieces[3:]] == [3, 3, 2] and torch.equal(drafted[:, 4:], torch.cat(pieces[3:], 1))
-
-
-def test_a_repetition_penalty_by_hand_and_as_transformers_has_it():
-    logits, past = torch.tensor([2.0, -1.0, 0.5, -3.0], dtype=F64), torch.tensor([0, 1, -100, 0])
-    p = next_token_probabilities(logits, repetition_penalty=2.0, past=past)
-    assert torch.allclose(p, torch.tensor([1.0, -2.0, 0.5, -3.0], dtype=F64).softmax(-1))
-    assert torch.equal(next_token_probabilities(logits, past=past), next_token_probabilities(logits))
-    process = pytest.importorskip("transformers.generation.logits_process").RepetitionPenaltyLogitsProcessor
-    logits, past = torch.randn(5, V, generator=torch.Generator().manual_seed(0)), tokens_of(5, 8)
-    for penalty in (0.7, 1.3):
-        p = next_token_probabilities(logits, repetition_penalty=penalty, past=past)
-        assert torch.allclose(p, process(penalty)(past, logits).softmax(-1), atol=1e-6)
 
 
 def test_a_strong_penalty_never_repeats_and_padding_has_not_occurred():
@@ -1471,147 +1121,6 @@ def test_a_strong_penalty_never_repeats_and_padding_has_not_occurred():
     said = model.generate(tokens, 12, lengths=lengths, **options)
     for row, prompt, length in zip(said[:, 7:].tolist(), tokens, lengths):
         assert len({*row}) == 12 and not {*row} & {*prompt[7 - length :].tolist()}
-
-
-FORGETFUL = [k for k in KINDS if k not in ("linear", "shifted")]
-
-
-def drafted(kind, positions="learned"):
-    """A model, another that is like it, and prompts with padding on the left."""
-    models = [model_of(kind, positions, seed=seed) for seed in (0, 1)]
-    with torch.no_grad():  # near the other, so that some are accepted
-        for a, b in zip(models[1].parameters(), models[0].parameters()):
-            a.mul_(0.03).add_(0.97 * b)
-    return *models, tokens_of(3, 7), dict(lengths=torch.tensor([7, 1, 4]))
-
-
-@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
-def test_greedy_with_a_draft_is_greedy(kind, positions):
-    model, draft, tokens, options = drafted(kind, positions)
-    options |= dict(temperature=0)
-    wanted, pieces = model.generate(tokens, 12, **options), []
-    for cache in [False] + [True] * (kind in FORGETFUL):
-        for n_draft in (1, 4, 30):
-            more = options | dict(cache=cache, draft=draft, n_draft=n_draft, stream=pieces.append)
-            assert torch.equal(model.generate(tokens, 12, **more), wanted)
-    assert {p.shape[1] for p in pieces} != {1}  # some were accepted
-
-
-@pytest.mark.parametrize("options", [{}, dict(top_k=9, temperature=0.8, repetition_penalty=1.4)], ids=str)
-@pytest.mark.parametrize("kind", FORGETFUL)
-def test_the_tokens_do_not_depend_on_batch_cache_or_number_of_proposals(kind, options):
-    model, draft, tokens, padded = drafted(kind)
-    seeds = [8, 9, 8]
-    first = model.generate(tokens, 12, draft=draft, seed=seeds, **options | padded)
-    for n_draft, cache in ((1, True), (3, False), (12, True), (5, "static")):
-        more = dict(draft=draft, seed=seeds, n_draft=n_draft, cache=cache)
-        assert torch.equal(model.generate(tokens, 12, **more, **options | padded), first)
-    for b, length in enumerate(padded["lengths"].tolist()):
-        alone = model.generate(tokens[b : b + 1, 7 - length :], 12, draft=draft, seed=seeds[b], **options)
-        assert torch.equal(alone[0], first[b, 7 - length :])
-
-
-def test_a_drafted_sequence_ends():
-    model, draft, tokens, options = drafted("boosted")
-    free = model.generate(tokens, 12, draft=draft, **options)
-    for end in free[:, 9].tolist():
-        stopped = model.generate(tokens, 12, draft=draft, end=end, **options)
-        for row, whole in zip(stopped[:, 7:], free[:, 7:]):
-            first = (whole == end).cumsum(0) - (whole == end).long()  # 0 up to the first end
-            assert torch.equal(row, whole.where(first == 0, end)[: len(row)])
-        done = (free[:, 7:] == end).any(1).all()
-        longest = max((row == end).nonzero()[0].item() for row in free[:, 7:]) + 1 if done else 12
-        assert stopped.shape[1] == 7 + longest
-
-
-def test_the_law_with_a_draft_is_the_models():
-    """All 5³ continuations, enumerated, against 2000 sequences."""
-    chi2 = pytest.importorskip("scipy.stats").chi2
-    model, draft = (model_of(seed=seed, vocab_size=5, scale=6) for seed in (0, 1))
-    every = torch.cartesian_prod(*[torch.arange(5)] * 3)
-    prompt = torch.tensor([[0, 3]])
-    with torch.no_grad():
-        rows = torch.cat([prompt.expand(125, 2), every], 1)
-        log_p = model(rows[:, :-1]).log_softmax(-1)[:, 1:]
-    law = log_p.gather(2, every[..., None]).sum((1, 2)).exp()
-    assert abs(law.sum() - 1) < 1e-9
-
-    def statistic(**options):
-        said = model.generate(prompt.expand(2000, 2), 3, seed=3, draft=draft, **options)[:, 2:]
-        found = torch.bincount((said * torch.tensor([25, 5, 1])).sum(1), minlength=125).double()
-        rare = 2000 * law < 5  # in one class
-        pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (found, 2000 * law)]
-        return chi2.sf(((pooled[0] - pooled[1]) ** 2 / pooled[1]).sum().item(), (~rare).sum().item())
-
-    assert statistic(n_draft=2) > 1e-3
-    always = lambda p, q, new: (torch.ones_like(p[..., 0]), q)
-    assert statistic(accept=always) < 1e-9  # the mutant: each proposal is accepted
-
-
-def test_a_compiled_model_and_draft_generate_compiled():
-    torch._dynamo.reset()
-    model, draft, tokens, _ = drafted("boosted")
-    options, calls = dict(draft=draft, n_draft=2), []
-    wanted = model.generate(tokens, 4, **options)
-
-    def backend(graph, inputs):
-        return lambda *inputs: calls.append(1) or graph.forward(*inputs)
-
-    for one in (model, draft):
-        one.compile(backend=backend, fullgraph=True)
-    assert torch.equal(model.generate(tokens, 4, **options), wanted) and len(calls) >= 6
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_draft_that_is_not_finite_writes_nothing(which):
-    models, tokens = [model_of("boosted"), model_of(seed=1)], tokens_of(2, 4)
-    with torch.no_grad():
-        models[which].blocks[1].ffn.down.bias[0] = math.nan
-    with pytest.raises(ValueError, match="model, or draft: got logits that are not finite"):
-        models[0].generate(tokens, 3, draft=models[1])
-
-
-def test_a_batch_of_none_with_a_draft():
-    assert model_of().generate(tokens_of(0, 4), 3, draft=model_of()).shape[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (dict(draft=3), "draft: got 3; want a LanguageModel"),
-        (dict(draft=lambda: model_of(vocab_size=9)), "draft: got vocab_size 9; want 23"),
-        (dict(draft=lambda: model_of(max_length=7)), "draft: got 4 tokens and 5 more; want at most max_length = 7"),
-        (dict(draft=lambda: model_of("linear")), r"draft: got a cache that cannot forget .* want cache=False"),
-        (dict(draft=model_of, n_draft=0), "n_draft: got 0; want a positive integer"),
-        (dict(draft=model_of, accept=1), "accept: got 1; want None or a callable"),
-        (dict(stream=1), "stream: got 1; want None or a callable"),
-        (dict(repetition_penalty=0), "repetition_penalty: got 0; want a positive"),
-    ],
-)
-def test_errors_of_generation_name_what_is_wrong(change, sentence):
-    if isinstance(change.get("draft"), type(lambda: 0)):
-        change = change | dict(draft=change["draft"]())
-    with pytest.raises(ValueError, match=sentence):
-        model_of().generate(tokens_of(2, 4), 5, **change)
-
-
-def penalized(logits, past):
-    return next_token_probabilities(logits, repetition_penalty=2, past=past)
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda x: penalized(x, None), "past: got NoneType"),
-        (lambda x: penalized(x, torch.tensor([[V], [0]])), "past: got 0 to 23; want numbers from 0 to 22, or -100"),
-        (lambda x: penalized(x, torch.tensor([0])), r"past: got \(\) sequences; want \(2,\), as logits"),
-        (lambda x: accept_exactly(x, x[:, 1:], torch.tensor([0, 1])), r"q: got \(2, 22\); want \(2, 23\), as p"),
-        (lambda x: accept_exactly(x, x, torch.tensor([0])), "proposed: got shape"),
-    ],
-)
-def test_errors_of_sampling_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        call(torch.randn(2, V))
 
 
 # ---- Files ----
@@ -1677,97 +1186,31 @@ def tied_by_hand(model):
     model.head.weight = model.token_embedding.weight
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            replaced,
-            rf"model: got token_embedding.weight \({V + 1}, 8\); want token_embedding.weight \({V}, 8\), as its",
-        ),
-        (normed, "model: got blocks.0.ffn.up.weight missing; want"),
-        (
-            lambda model: model.to("meta"),
-            "model: got token_embedding.weight on the meta device; want weights in memory",
-        ),
-        (tied_by_hand, "model: got token_embedding.weight and head.weight as one; want .*tie_embeddings=True"),
-    ],
-)
-def test_what_could_not_be_read_again_is_not_saved(tmp_path, change, said):
+@pytest.mark.parametrize("change", [replaced, normed, tied_by_hand, lambda model: model.to("meta")])
+def test_what_could_not_be_read_again_is_not_saved(tmp_path, change):
     model = LanguageModel(config_of(tie_embeddings=False))
     change(model)
-    with pytest.raises(ValueError, match=said):
+    with refused("model"):
         model.save_pretrained(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
-def test_paths_that_are_no_folder(tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ValueError, match="folder: got .*file, a file; want a folder"):
-        MODEL.save_pretrained(tmp_path / "file")
-    for use in (MODEL.save_pretrained, LanguageModel.from_pretrained):
-        with pytest.raises(ValueError, match="folder: got None; want a path"):
-            use(None)
-        with pytest.raises(ValueError, match="folder: got ''; want a path; the current folder is '.'"):
-            use("")
+@pytest.mark.parametrize("folder", [None, "", __file__])
+def test_a_path_that_is_no_folder(folder):
+    with refused("folder"):
+        MODEL.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("folder", [None, ""])
+def test_no_path(folder):
+    with refused("folder"):
+        LanguageModel.from_pretrained(folder)
 
 
 @pytest.fixture
 def saved(tmp_path):
     LanguageModel(config_of("boosted")).save_pretrained(tmp_path)
     return tmp_path
-
-
-def refuses(folder, *parts):
-    with pytest.raises(ValueError) as caught:
-        LanguageModel.from_pretrained(folder)
-    assert all(part in str(caught.value) for part in parts), caught.value
-
-
-def test_missing_files(saved, tmp_path):
-    refuses(tmp_path / "nowhere", "nowhere: got no config.json")
-    (saved / "model.safetensors").unlink()
-    refuses(saved, "got no model.safetensors in it")
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_weights_cut_off(saved, keep):
-    path = saved / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    refuses(saved, "model.safetensors: got a damaged file")
-
-
-def test_a_flipped_bit(saved):
-    path = saved / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-17] ^= 4
-    path.write_bytes(content)
-    refuses(saved, "weights that do not add up to their checksum")
-
-
-def test_a_flipped_bit_in_the_header(tmp_path):
-    """The file is named, or nothing was lost: a sample, as all of them take long."""
-    config = ModelConfig(vocab_size=3, max_length=2, d_model=2, n_layers=1, n_heads=1, positions="rotary", bias=False)
-    model = LanguageModel(config)
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    whole = path.read_bytes()
-    said = {}
-    bits = range(8 * (8 + int.from_bytes(whole[:8], "little")))
-    for place in random.Random(0).sample(bits, 1000):
-        content = bytearray(whole)
-        content[place // 8] ^= 1 << place % 8
-        path.write_bytes(content)
-        try:
-            again = LanguageModel.from_pretrained(tmp_path)
-        except ValueError as error:
-            name, _, got = str(error).partition(": got ")
-            assert name == str(path), error
-            said[got[:20]] = place
-        else:
-            assert again.config == config
-            for one, other in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
-                assert one[0] == other[0] and one[1].dtype == other[1].dtype and torch.equal(one[1], other[1])
-    assert {"a damaged file (Erro", "a damaged file (its ", "the file of another ", "the weights of anoth"} <= set(said)
 
 
 def test_equal_models_make_equal_files(tmp_path):
@@ -1786,14 +1229,19 @@ def test_equal_models_make_equal_files(tmp_path):
     assert len(files) == 1
 
 
-def rewrite(folder, config, weights, metadata=None):
-    """Files from elsewhere, with a checksum that fits."""
-    from safetensors.torch import save_file
+FORMAT = "gbattn language model 2"
 
-    facts = dict(format=language_model._FORMAT, config=config, sha256=language_model._checksum(weights))
-    metadata = json.dumps(facts) if metadata is None else metadata
-    save_file(weights, folder / "model.safetensors", metadata={"gbattn": metadata})
-    (folder / "config.json").write_text(json.dumps({"format": language_model._FORMAT} | config))
+
+def rewrite(folder, config, weights):
+    """Files from elsewhere, with a checksum that fits."""
+    save_weights(folder, FORMAT, config, weights)
+
+
+def refuses(folder, name):
+    """Nothing is read, and the file is named."""
+    with refused(str(folder / name)) as caught:
+        LanguageModel.from_pretrained(folder)
+    return caught.value
 
 
 WRONG = [
@@ -1818,7 +1266,7 @@ def test_a_config_from_elsewhere(tmp_path, field):
         else:  # of those that change no shape
             assert field in ("d_ffn", "dropout", "final_norm", "init_std", "tie_embeddings", "bias"), wrong
     rewrite(tmp_path, whole | dict(n_layers=10**12), model.state_dict())
-    refuses(tmp_path, "config.json: got n_layers = 1000000000000; want at most")
+    refuses(tmp_path, "config.json")
 
 
 def test_weights_of_a_dtype_that_no_model_computes_in(tmp_path):
@@ -1826,84 +1274,34 @@ def test_weights_of_a_dtype_that_no_model_computes_in(tmp_path):
     config, weights = model.config.to_dict(), model.state_dict()
     for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn):
         rewrite(tmp_path, config, weights | {"blocks.1.ffn.up.bias": weights["blocks.1.ffn.up.bias"].to(dtype)})
-        refuses(tmp_path, f"model.safetensors: got blocks.1.ffn.up.bias of {dtype}; want torch.float64, torch.float32")
+        assert str(dtype) in refuses(tmp_path, "model.safetensors").got
     model.final_norm.double()  # one dtype is not asked for
     model.save_pretrained(tmp_path)
     assert LanguageModel.from_pretrained(tmp_path).final_norm.weight.dtype == F64
-    with pytest.raises(ValueError, match="model: got .* of torch.float8_e4m3fn; want torch.float64"):
+    with refused("model"):
         model.to(torch.float8_e4m3fn).save_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("metadata", "said"),
-    [
-        ("[" * 100_000, "a damaged file (its metadata: maximum recursion depth"),
-        ("{", "a damaged file (its metadata: "),
-        ("[]", "the file of another program or version"),
-        ('{"format": ["gbattn language model 2"]}', "the file of another program or version"),
-        ('{"format": "gbattn language model 2", "sha256": 3}', "weights that do not add up to their checksum"),
-    ],
-)
-def test_metadata_from_elsewhere(tmp_path, metadata, said):
-    model = LanguageModel(config_of())
-    rewrite(tmp_path, model.config.to_dict(), model.state_dict(), metadata)
-    refuses(tmp_path, f"model.safetensors: got {said}")
-
-
-def test_a_shape_that_torch_cannot_hold(saved):
-    path = saved / "model.safetensors"
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
-    header["empty"] = dict(dtype="F32", shape=[0, 2**63], data_offsets=[len(body)] * 2)
-    header = json.dumps(header).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + body)
-    refuses(saved, "model.safetensors: got a damaged file")
-
-
-def test_a_pickle_is_not_read(saved):
-    torch.save({"x": torch.zeros(3)}, saved / "model.safetensors")
-    refuses(saved, "a damaged file")
-
-
-def test_weights_of_another_program(saved):
-    from safetensors.torch import save_file
-
-    save_file({"x": torch.zeros(3)}, saved / "model.safetensors")
-    refuses(saved, "the file of another program or version")
 
 
 def test_weights_and_config_of_two_models(saved, tmp_path):
     LanguageModel(config_of()).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "config.json").replace(saved / "config.json")
-    refuses(saved, "the weights of another config than that in config.json")
+    refuses(saved, "model.safetensors")
 
 
 def test_weights_that_do_not_fit_their_own_config(tmp_path):
     weights = LanguageModel(config_of("boosted")).state_dict()
     rewrite(tmp_path, config_of("boosted", n_layers=3).to_dict(), weights)
-    refuses(tmp_path, "blocks.2.attention_norm.weight missing", "as config.json says")
+    assert "blocks.2" in refuses(tmp_path, "model.safetensors").got
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "got JSONDecodeError: "),
-        ("[1]", "the file of another program"),
-        ('{"format": "somebody else"}', "the file of another program"),
-        ('{"format": "gbattn language model 2"}', "no vocab_size"),
-        ('{"format": "gbattn language model 2", "vocab_size": 4, "wings": 2}', "the key 'wings'"),
-        ('{"format": "gbattn language model 2", "vocab_size": -4}', "vocab_size: got -4"),
-        (
-            f'{{"format": "gbattn language model 2", "vocab_size": 4, "d_ffn": {2**62}}}',
-            "d_ffn: got 4611686018427387904",
-        ),
-        ("[" * 100_000, "got RecursionError: "),
-    ],
+    "fields",
+    [{}, {"vocab_size": 4, "wings": 2}, {"vocab_size": -4}, {"vocab_size": 4, "d_ffn": 2**62}, {"vocab_size": [4]}],
+    ids=str,
 )
-def test_a_damaged_config(saved, content, said):
-    (saved / "config.json").write_text(content)
-    refuses(saved, "config.json", said)
+def test_a_damaged_config(saved, fields):
+    (saved / "config.json").write_text(json.dumps({"format": FORMAT} | fields))
+    refuses(saved, "config.json")
 
 
 def test_a_save_that_is_cut_off_leaves_the_old_model(saved, monkeypatch):
@@ -1953,175 +1351,139 @@ def test_nobody_changes_a_config_from_outside():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "argument"),
     [
-        (dict(vocab_size=0), "vocab_size: got 0; want a positive integer"),
-        (dict(max_length=2.5), "max_length: got 2.5; want a positive integer"),
-        (dict(d_model=True), "d_model: got True"),
-        (dict(n_layers=-1), "n_layers: got -1"),
-        (dict(n_heads=3), "n_heads: got 3; want a divisor of d_model = 8"),
-        (dict(d_ffn=0), "d_ffn: got 0"),
-        (dict(d_ffn=2**62), "d_ffn: got 4611686018427387904; want None or a positive integer up to 16,777,216"),
-        (dict(overrides={"0": {"d_ffn": 10**30}}), "d_ffn: got 1000000000000000000000000000000; want None or a"),
-        (dict(vocab_size=2**62), "vocab_size: got 4611686018427387904; want a positive integer up to 16,777,216"),
-        (dict(max_length=2**62), "max_length: got 4611686018427387904; want a positive integer up to 16,777,216"),
-        (dict(d_model=10**9), "d_model: got 1000000000; want a positive integer up to 1,048,576"),
-        (dict(n_layers=10**9), "n_layers: got 1000000000; want a positive integer up to 1,000"),
-        (dict(attention="boosted", attention_options={"rounds": 10**8}), "rounds: got 100000000; want a positive"),
-        (dict(attention="twicing", attention_options={"rounds": 10**8}), "rounds: got 100000000; want a positive"),
+        (dict(vocab_size=0), "vocab_size"),
+        (dict(max_length=2.5), "max_length"),
+        (dict(d_model=True), "d_model"),
+        (dict(n_layers=-1), "n_layers"),
+        (dict(n_heads=3), "n_heads"),
+        (dict(d_ffn=0), "d_ffn"),
+        (dict(d_ffn=2**62), "d_ffn"),
+        (dict(overrides={"0": {"d_ffn": 10**30}}), "d_ffn"),
+        (dict(vocab_size=2**62), "vocab_size"),
+        (dict(max_length=2**62), "max_length"),
+        (dict(d_model=10**9), "d_model"),
+        (dict(n_layers=10**9), "n_layers"),
+        (dict(attention="boosted", attention_options={"rounds": 10**8}), "rounds"),
+        (dict(attention="twicing", attention_options={"rounds": 10**8}), "rounds"),
         (
             dict(attention="boosted", attention_options={"rounds": 100}, n_layers=1000),
-            "n_layers: got 1000 of 507 modules; want at most 100,000 modules in all",
+            "n_layers",
         ),
-        (dict(bias="False"), "bias: got 'False'; want True or False"),
-        (dict(attention="three_times"), "attention: got 'three_times'; want one of 'multi_head'"),
-        (dict(norm="late"), "norm: got 'late'"),
-        (dict(normalizer="batchnorm"), "normalizer: got 'batchnorm'"),
-        (dict(ffn="tanh"), "ffn: got 'tanh'"),
-        (dict(positions="sinus"), "positions: got 'sinus'; want one of 'learned', 'rotary'"),
-        (dict(dropout=1.0), "dropout: got 1.0"),
-        (dict(init_std=0.0), "init_std: got 0.0; want a positive, finite number"),
-        (dict(tie_embeddings=1), "tie_embeddings: got 1; want True or False"),
-        (dict(bias="yes"), "bias: got 'yes'"),
-        (dict(final_norm=0), "final_norm: got 0; want None or True or False"),
-        (dict(attention_options=[1]), "attention_options: got [1]; want a dict"),
-        (dict(attention_options={"wings": 2}), "attention_options: got 'wings'; want options that 'multi_head' takes"),
-        (dict(attention_options={"causal": False}), "attention_options: got 'causal'; want no 'causal'"),
-        (dict(attention_options={"dropout": torch.zeros(1)}), "want what JSON can write"),
-        (dict(attention_options={"bias": False}), "attention_options: got 'bias'; want no 'bias'"),
-        (dict(attention_options={"rotary": 1e4}), "want none with positions='learned'"),
-        (dict(attention_options={"rotary": None}, positions="rotary"), "want a base with positions='rotary'"),
-        (
-            dict(attention="linear", positions="rotary"),
-            "positions: got 'rotary' with attention='linear', whose features must stay positive; want 'learned', or",
-        ),
+        (dict(bias="False"), "bias"),
+        (dict(attention="three_times"), "attention"),
+        (dict(norm="late"), "norm"),
+        (dict(normalizer="batchnorm"), "normalizer"),
+        (dict(ffn="tanh"), "ffn"),
+        (dict(positions="sinus"), "positions"),
+        (dict(dropout=1.0), "dropout"),
+        (dict(init_std=0.0), "init_std"),
+        (dict(tie_embeddings=1), "tie_embeddings"),
+        (dict(bias="yes"), "bias"),
+        (dict(final_norm=0), "final_norm"),
+        (dict(attention_options=[1]), "attention_options"),
+        (dict(attention_options={"wings": 2}), "attention_options"),
+        (dict(attention_options={"causal": False}), "attention_options"),
+        (dict(attention_options={"dropout": torch.zeros(1)}), "attention_options"),
+        (dict(attention_options={"bias": False}), "attention_options"),
+        (dict(attention_options={"rotary": 1e4}), "attention_options"),
+        (dict(attention_options={"rotary": None}, positions="rotary"), "attention_options"),
+        (dict(attention="linear", positions="rotary"), "positions"),
+        (dict(overrides={1: {"attention": "linear"}}, positions="rotary"), "positions"),
+        (dict(d_model=6, positions="rotary"), "positions"),  # heads of width 3 do not turn in pairs
         (
             dict(overrides={1: {"attention": "linear"}}, positions="rotary", attention_options={"rotary": 100.0}),
-            "positions: got 'rotary' with attention='linear'",
+            "rotary",
         ),
-        (dict(attention="twicing", attention_options={"dropout": 0.1}), "dropout: got 0.1; want 0"),
-        (dict(overrides=[{}]), "overrides: got [{}]; want a dict of layers"),
-        (dict(overrides={2: {}}), "overrides: got the layer 2; want layers from 0 to 1"),
-        (dict(overrides={"-1": {}}), "overrides: got the layer '-1'"),
-        (dict(overrides={0: {"d_model": 4}}), "overrides: got the key 'd_model'; want one of attention"),
-        (dict(overrides={0: "post"}), "overrides: got 'post'; want a dict"),
-        (dict(overrides={1: {"norm": "late"}}), "norm: got 'late'"),
+        (dict(positions="rotary", attention_options={"rotary": -1.0}), "rotary"),
+        (dict(positions="rotary", overrides={1: {"attention_options": {"rotary": -1.0}}}), "rotary"),
+        (dict(attention="twicing", attention_options={"dropout": 0.1}), "dropout"),
+        (dict(overrides=[{}]), "overrides"),
+        (dict(overrides={2: {}}), "overrides"),
+        (dict(overrides={"-1": {}}), "overrides"),
+        (dict(overrides={0: {"d_model": 4}}), "overrides"),
+        (dict(overrides={0: "post"}), "overrides"),
+        (dict(overrides={1: {"norm": "late"}}), "norm"),
     ],
 )
-def test_config_errors(changes, said):
-    with pytest.raises(ValueError) as caught:
+def test_a_config_names_what_it_refuses(changes, argument):
+    with refused(argument):
         ModelConfig(**SMALL | changes)
-    assert said in str(caught.value)
 
 
 # ---- Errors of the model ----
 
 
-def calls(model, tokens):
-    caches = model.make_caches(2)
-    long = torch.zeros(2, T + 1, dtype=torch.int64)
-    return {
-        "tokens: got shape (9,); want (B, T) with T ≥ 1": lambda: model(tokens[0]),
-        "tokens: got shape (2, 0)": lambda: model(tokens[:, :0]),
-        "tokens: got dtype torch.float32": lambda: model(tokens.float()),
-        f"tokens: got 0 to {V}; want numbers from 0 to {V - 1}": lambda: model(torch.tensor([[0, V]])),
-        "tokens: got -1 to 2": lambda: model(torch.tensor([[2, -1]])),
-        f"tokens: got {T + 1} of them; want at most max_length = {T}": lambda: model(long),
-        "targets: got shape (2, 8); want (B, T) with B = 2, T = 9": lambda: model(tokens, tokens[:, 1:]),
-        "targets: got dtype torch.int32; want torch.int64": lambda: model(tokens, tokens.int()),
-        f"targets: got -1 to {V}": lambda: model(tokens[:1, :3], torch.tensor([[-1, -100, V]])),
-        "reduction: got 'none'; want one of 'mean', 'sum'": lambda: model(tokens, tokens, reduction="none"),
-        "reduction: got 'max'; want one of 'mean', 'sum'": lambda: model(tokens, reduction="max"),
-        "logits_to_keep: got 0; want None or, without targets, 1 to 9": lambda: model(tokens, logits_to_keep=0),
-        "logits_to_keep: got 10; want": lambda: model(tokens, logits_to_keep=10),
-        "logits_to_keep: got True; want": lambda: model(tokens, logits_to_keep=True),
-        "logits_to_keep: got 3; want None or, without targets": lambda: model(tokens, tokens, logits_to_keep=3),
-        "h: got list; want (…, D) with D = 8": lambda: model.logits([1.0]),
-        "h: got device meta; want cpu, as the model": lambda: model.logits(torch.zeros(2, 8, device="meta")),
-        "h: got dtype torch.float32; want torch.float64, as the model": lambda: model.logits(torch.zeros(2, 8)),
-        "cache: got KeyValueCache; want a list of 2": lambda: model(tokens, cache=caches[0]),
-        "cache: got [int, int]; want a list of 2, from make_caches": lambda: model(tokens, cache=[1, 2]),
-        "cache: got [KeyValueCache]; want a list of 2": lambda: model(tokens, cache=caches[:1]),
-        "cache: got [<gbattn.cache.KeyValueCache": lambda: model.generate(tokens, 2, cache=caches),
-        "cache: got 1; want True, False or 'static'": lambda: model.generate(tokens, 2, cache=1),
-        "cache: got 'False'; want True, False or 'static'": lambda: model.generate(tokens, 2, cache="False"),
-        "top_k: got True": lambda: model.generate(tokens, 2, top_k=True),
-        "device: got 'nowhere' (": lambda: LanguageModel(model.config, device="nowhere"),
-        "dtype: got torch.int64; want torch.float64, torch.float32": lambda: LanguageModel(
-            model.config, dtype=torch.int64
-        ),
-        "dtype: got 'float32'; want": lambda: LanguageModel.from_pretrained("somewhere", dtype="float32"),
-        "tokens: got device meta; want cpu, as the model": lambda: model(tokens.to("meta")),
-        "prompt: got device meta; want cpu": lambda: model.generate(tokens.to("meta"), 2),
-        "targets: got device meta; want cpu": lambda: model(tokens, tokens.to("meta")),
-        "positions: got device meta; want cpu": lambda: model(tokens, positions=torch.arange(9, device="meta")),
-        "lengths: got device meta; want cpu": lambda: model.generate(
-            tokens, 2, lengths=torch.tensor([9, 9], device="meta")
-        ),
-        "reduction: got 'all'; want one of 'mean', 'sum'": lambda: next_token_loss(
-            torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 4]), reduction="all"
-        ),
-        "weight: got shape (5, 3); want (V, D) with D = 4, as h": lambda: next_token_loss(
-            torch.zeros(2, 4), torch.zeros(5, 3), torch.tensor([0, 4])
-        ),
-        "targets: got 0 to 5; want numbers from 0 to 4, or -100": lambda: next_token_loss(
-            torch.zeros(3, 2), torch.zeros(5, 2), torch.tensor([0, 5, -100])
-        ),
-        "weight: got device meta; want cpu, as h": lambda: next_token_loss(
-            torch.zeros(3, 2), torch.zeros(5, 2, device="meta"), torch.tensor([0, 4, 1])
-        ),
-        "targets: got device meta; want cpu, as h": lambda: next_token_loss(
-            torch.zeros(3, 2), torch.zeros(5, 2), torch.zeros(3, dtype=torch.int64, device="meta")
-        ),
-        "weight: got dtype torch.bfloat16; want torch.float32, as h": lambda: next_token_loss(
-            torch.zeros(300, 2), torch.zeros(4096, 2, dtype=torch.bfloat16), torch.zeros(300, dtype=torch.int64)
-        ),
-        "h: got dtype torch.int64; want a floating dtype": lambda: next_token_loss(
-            torch.zeros(3, 2, dtype=torch.int64), torch.zeros(5, 2), torch.tensor([0, 4, 1])
-        ),
-        "h: got list; want (N, D)": lambda: next_token_loss([1.0], torch.zeros(5, 2), torch.tensor([0])),
-        "logits: got list; want (…, V)": lambda: next_token_probabilities([1.0]),
-        "logits: got shape (2, 0); want": lambda: next_token_probabilities(torch.zeros(2, 0)),
-        "logits: got dtype torch.complex64": lambda: next_token_probabilities(torch.zeros(2, dtype=torch.complex64)),
-        "logits: got shape ()": lambda: next_token_probabilities(torch.tensor(1.0)),
-        "seed: got (1, 2); want an integer, or a list of them": lambda: model.generate(tokens, 2, seed=(1, 2)),
-        "positions: got shape (3,)": lambda: model(tokens, positions=torch.arange(3)),
-        "positions: got dtype torch.float32": lambda: model(tokens, positions=torch.arange(9.0)),
-        f"positions: got 12 to 20; want numbers from 0 to {T - 1}": lambda: model(
-            tokens, positions=torch.arange(12, 21)
-        ),
-        "prompt: got shape (9,)": lambda: model.generate(tokens[0], 2),
-        "max_new_tokens: got 0; want a positive integer": lambda: model.generate(tokens, 0),
-        f"max_new_tokens: got 9 tokens and 12 more; want at most max_length = {T}": lambda: model.generate(tokens, 12),
-        "temperature: got -0.5": lambda: model.generate(tokens, 2, temperature=-0.5),
-        "temperature: got nan": lambda: model.generate(tokens, 2, temperature=math.nan),
-        "top_k: got 0": lambda: model.generate(tokens, 2, top_k=0),
-        "top_p: got 1.5": lambda: model.generate(tokens, 2, top_p=1.5),
-        "lengths: got [9, 0]; want one real token or more": lambda: model.generate(
-            tokens, 2, lengths=torch.tensor([9, 0])
-        ),
-        "lengths: got list; want (B,)": lambda: model.generate(tokens, 2, lengths=[9, 9]),
-        "lengths: got [9, 10]": lambda: model.generate(tokens, 2, lengths=torch.tensor([9, 10])),
-        "lengths: got shape (1,); want (B,) with B = 2": lambda: model.generate(tokens, 2, lengths=torch.tensor([9])),
-        "seed: got None; want an integer": lambda: model.generate(tokens, 2, seed=None),
-        "seed: got 1 seeds; want one for each of 2 sequences": lambda: model.generate(tokens, 2, seed=[3]),
-        "seed: got 0.5; want an integer": lambda: model.generate(tokens, 2, seed=[3, 0.5]),
-        f"end: got {V}": lambda: model.generate(tokens, 2, end=V),
-        "config: got {}; want a ModelConfig": lambda: LanguageModel({}),
-        "seed: got 1.5; want an integer": lambda: LanguageModel(model.config, seed=1.5),
-        "T: got 0": lambda: model_cost(model.config, 0),
-        "count_masked: got 'False'; want True or False": lambda: model_cost(model.config, count_masked="False"),
-    }
-
-
 MODEL, TOKENS = model_of(), tokens_of(2, 9)
+LONG = torch.zeros(2, T + 1, dtype=torch.int64)
+META = torch.device("meta")
 
 
-@pytest.mark.parametrize("said", calls(MODEL, TOKENS))
-def test_model_errors(said):
-    with pytest.raises(ValueError) as caught:
-        calls(MODEL, TOKENS)[said]()
-    assert str(caught.value).startswith(said)
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("tokens", lambda model, tokens: model(tokens[0])),
+        ("tokens", lambda model, tokens: model(tokens[:, :0])),
+        ("tokens", lambda model, tokens: model(tokens.float())),
+        ("tokens", lambda model, tokens: model(torch.tensor([[0, V]]))),
+        ("tokens", lambda model, tokens: model(torch.tensor([[2, -1]]))),
+        ("tokens", lambda model, tokens: model(LONG)),
+        ("targets", lambda model, tokens: model(tokens, tokens[:, 1:])),
+        ("targets", lambda model, tokens: model(tokens, tokens.int())),
+        ("targets", lambda model, tokens: model(tokens[:1, :3], torch.tensor([[-1, -100, V]]))),
+        ("reduction", lambda model, tokens: model(tokens, tokens, reduction="none")),
+        ("reduction", lambda model, tokens: model(tokens, reduction="max")),
+        ("logits_to_keep", lambda model, tokens: model(tokens, logits_to_keep=0)),
+        ("logits_to_keep", lambda model, tokens: model(tokens, logits_to_keep=10)),
+        ("logits_to_keep", lambda model, tokens: model(tokens, logits_to_keep=True)),
+        ("logits_to_keep", lambda model, tokens: model(tokens, tokens, logits_to_keep=3)),
+        ("h", lambda model, tokens: model.logits([1.0])),
+        ("h", lambda model, tokens: model.logits(torch.zeros(2, 8, device="meta"))),
+        ("h", lambda model, tokens: model.logits(torch.zeros(2, 8))),
+        ("cache", lambda model, tokens: model(tokens, cache=model.make_caches(2)[0])),
+        ("cache", lambda model, tokens: model(tokens, cache=[1, 2])),
+        ("cache", lambda model, tokens: model(tokens, cache=model.make_caches(2)[:1])),
+        ("cache", lambda model, tokens: model.generate(tokens, 2, cache=model.make_caches(2))),
+        ("cache", lambda model, tokens: model.generate(tokens, 2, cache=1)),
+        ("cache", lambda model, tokens: model.generate(tokens, 2, cache="False")),
+        ("top_k", lambda model, tokens: model.generate(tokens, 2, top_k=True)),
+        ("device", lambda model, tokens: LanguageModel(model.config, device="nowhere")),
+        ("dtype", lambda model, tokens: LanguageModel(model.config, dtype=torch.int64)),
+        ("dtype", lambda model, tokens: LanguageModel.from_pretrained("somewhere", dtype="float32")),
+        ("tokens", lambda model, tokens: model(tokens.to("meta"))),
+        ("prompt", lambda model, tokens: model.generate(tokens.to("meta"), 2)),
+        ("targets", lambda model, tokens: model(tokens, tokens.to("meta"))),
+        ("positions", lambda model, tokens: model(tokens, positions=torch.arange(9, device="meta"))),
+        ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=torch.tensor([9, 9], device="meta"))),
+        ("seed", lambda model, tokens: model.generate(tokens, 2, seed=(1, 2))),
+        ("positions", lambda model, tokens: model(tokens, positions=torch.arange(3))),
+        ("positions", lambda model, tokens: model(tokens, positions=torch.arange(9.0))),
+        ("positions", lambda model, tokens: model(tokens, positions=torch.arange(12, 21))),
+        ("prompt", lambda model, tokens: model.generate(tokens[0], 2)),
+        ("max_new_tokens", lambda model, tokens: model.generate(tokens, 0)),
+        ("max_new_tokens", lambda model, tokens: model.generate(tokens, 12)),
+        ("temperature", lambda model, tokens: model.generate(tokens, 2, temperature=-0.5)),
+        ("temperature", lambda model, tokens: model.generate(tokens, 2, temperature=math.nan)),
+        ("top_k", lambda model, tokens: model.generate(tokens, 2, top_k=0)),
+        ("top_p", lambda model, tokens: model.generate(tokens, 2, top_p=1.5)),
+        ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=torch.tensor([9, 0]))),
+        ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=[9, 9])),
+        ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=torch.tensor([9, 10]))),
+        ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=torch.tensor([9]))),
+        ("seed", lambda model, tokens: model.generate(tokens, 2, seed=None)),
+        ("seed", lambda model, tokens: model.generate(tokens, 2, seed=[3])),
+        ("seed", lambda model, tokens: model.generate(tokens, 2, seed=[3, 0.5])),
+        ("end", lambda model, tokens: model.generate(tokens, 2, end=V)),
+        ("config", lambda model, tokens: LanguageModel({})),
+        ("seed", lambda model, tokens: LanguageModel(model.config, seed=1.5)),
+        ("T", lambda model, tokens: model_cost(model.config, 0)),
+        ("count_masked", lambda model, tokens: model_cost(model.config, count_masked="False")),
+    ],
+)
+def test_a_refused_argument_is_named(argument, call):
+    with refused(argument):
+        call(MODEL, TOKENS)
 
 
 def test_the_past_counts_too():

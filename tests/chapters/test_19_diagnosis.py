@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from diagnosed_models import KINDS, batch_of, model_of
 from gbattn.attention import causal_mask
 from gbattn.boosted import alignment, functional_gradient
 from gbattn.corpora import Batch
@@ -31,7 +32,6 @@ from gbattn.ground.arguments import ArgumentError
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.layers import LAYERS, MultiHeadAttention, register
 from gbattn.retrieval import encode, induction_layer
-from small_models import KINDS, batch_of, model_of
 
 
 class Planted(MultiHeadAttention):

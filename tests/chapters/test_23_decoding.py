@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.decoding import (
@@ -17,11 +18,11 @@ from gbattn.decoding import (
     clipped_law,
     emitted_law,
     first_round,
+    generate_with_draft,
     lifted_probability,
 )
 from gbattn.language_model import LanguageModel, ModelConfig
-
-F64 = torch.float64
+from small_models import F64, KINDS, LEARNED, ROTARY, V, model_of, tokens_of
 
 
 def kl(h, q):
@@ -303,18 +304,157 @@ def test_a_first_round_shares_its_weights_and_guesses_for_its_model(options):
         assert torch.allclose(draft(tokens), model(tokens), atol=1e-12)  # no correction, one law
     said = model.generate(tokens, 8, temperature=0)
     for rule in (None, partial(accept_constrained, delta=0.5)):
-        assert torch.equal(model.generate(tokens, 8, temperature=0, draft=draft, accept=rule), said)
+        assert torch.equal(generate_with_draft(model, draft, tokens, 8, temperature=0, accept=rule), said)
 
 
-def test_a_rule_of_ones_own_in_generate():
+def test_a_rule_of_ones_own():
     """A budget beyond all bounds copies the draft; a budget of none is the default."""
     model, draft = (LanguageModel(ModelConfig(**SHAPE, init_std=0.6), seed=s, dtype=F64) for s in (0, 1))
     tokens = torch.randint(13, (3, 4), generator=torch.Generator().manual_seed(0))
     pieces = []
-    model.generate(tokens, 8, draft=draft, accept=partial(accept_constrained, delta=1e3), stream=pieces.append)
+    copies = partial(accept_constrained, delta=1e3)
+    generate_with_draft(model, draft, tokens, 8, accept=copies, stream=pieces.append)
     assert [piece.shape[1] for piece in pieces] == [4, 4]
-    exact = model.generate(tokens, 8, draft=draft, seed=4)
-    assert torch.equal(model.generate(tokens, 8, draft=draft, seed=4, accept=RULES["none"]), exact)
+    exact = generate_with_draft(model, draft, tokens, 8, seed=4)
+    assert torch.equal(generate_with_draft(model, draft, tokens, 8, seed=4, accept=RULES["none"]), exact)
+
+
+# ---- Writing with a draft ----
+
+FORGETFUL = [k for k in KINDS if k not in ("linear", "shifted")]
+
+
+def drafted(kind, positions="learned"):
+    """A model, another that is like it, and prompts with padding on the left."""
+    models = [model_of(kind, positions, seed=seed) for seed in (0, 1)]
+    with torch.no_grad():  # near the other, so that some are accepted
+        for a, b in zip(models[1].parameters(), models[0].parameters()):
+            a.mul_(0.03).add_(0.97 * b)
+    return *models, tokens_of(3, 7), dict(lengths=torch.tensor([7, 1, 4]))
+
+
+@pytest.mark.parametrize(("kind", "positions"), LEARNED + ROTARY)
+def test_greedy_with_a_draft_is_greedy(kind, positions):
+    model, draft, tokens, options = drafted(kind, positions)
+    options |= dict(temperature=0)
+    wanted, pieces = model.generate(tokens, 12, **options), []
+    for cache in [False] + [True] * (kind in FORGETFUL):
+        for n_draft in (1, 4, 30):
+            more = options | dict(cache=cache, n_draft=n_draft, stream=pieces.append)
+            assert torch.equal(generate_with_draft(model, draft, tokens, 12, **more), wanted)
+    assert {p.shape[1] for p in pieces} != {1}  # some were accepted
+
+
+@pytest.mark.parametrize("options", [{}, dict(top_k=9, temperature=0.8, repetition_penalty=1.4)], ids=str)
+@pytest.mark.parametrize("kind", FORGETFUL)
+def test_the_tokens_do_not_depend_on_batch_cache_or_number_of_proposals(kind, options):
+    model, draft, tokens, padded = drafted(kind)
+    seeds = [8, 9, 8]
+    write = partial(generate_with_draft, model, draft)
+    first = write(tokens, 12, seed=seeds, **options | padded)
+    for n_draft, cache in ((1, True), (3, False), (12, True), (5, "static")):
+        more = dict(seed=seeds, n_draft=n_draft, cache=cache)
+        assert torch.equal(write(tokens, 12, **more, **options | padded), first)
+    for b, length in enumerate(padded["lengths"].tolist()):
+        alone = write(tokens[b : b + 1, 7 - length :], 12, seed=seeds[b], **options)
+        assert torch.equal(alone[0], first[b, 7 - length :])
+
+
+def test_a_drafted_sequence_ends():
+    model, draft, tokens, options = drafted("boosted")
+    write = partial(generate_with_draft, model, draft)
+    free = write(tokens, 12, **options)
+    for end in free[:, 9].tolist():
+        stopped = write(tokens, 12, end=end, **options)
+        for row, whole in zip(stopped[:, 7:], free[:, 7:]):
+            first = (whole == end).cumsum(0) - (whole == end).long()  # 0 up to the first end
+            assert torch.equal(row, whole.where(first == 0, end)[: len(row)])
+        done = (free[:, 7:] == end).any(1).all()
+        longest = max((row == end).nonzero()[0].item() for row in free[:, 7:]) + 1 if done else 12
+        assert stopped.shape[1] == 7 + longest
+
+
+def test_the_law_with_a_draft_is_the_models():
+    """All 5³ continuations, enumerated, against 2000 sequences."""
+    chi2 = pytest.importorskip("scipy.stats").chi2
+    model, draft = (model_of(seed=seed, vocab_size=5, scale=6) for seed in (0, 1))
+    every = torch.cartesian_prod(*[torch.arange(5)] * 3)
+    prompt = torch.tensor([[0, 3]])
+    with torch.no_grad():
+        rows = torch.cat([prompt.expand(125, 2), every], 1)
+        log_p = model(rows[:, :-1]).log_softmax(-1)[:, 1:]
+    law = log_p.gather(2, every[..., None]).sum((1, 2)).exp()
+    assert abs(law.sum() - 1) < 1e-9
+
+    def statistic(**options):
+        said = generate_with_draft(model, draft, prompt.expand(2000, 2), 3, seed=3, **options)[:, 2:]
+        found = torch.bincount((said * torch.tensor([25, 5, 1])).sum(1), minlength=125).double()
+        rare = 2000 * law < 5  # in one class
+        pooled = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (found, 2000 * law)]
+        return chi2.sf(((pooled[0] - pooled[1]) ** 2 / pooled[1]).sum().item(), (~rare).sum().item())
+
+    assert statistic(n_draft=2) > 1e-3
+    always = lambda p, q, new: (torch.ones_like(p[..., 0]), q)
+    assert statistic(accept=always) < 1e-9  # the mutant: each proposal is accepted
+
+
+def test_a_compiled_model_and_draft_generate_compiled():
+    torch._dynamo.reset()
+    model, draft, tokens, _ = drafted("boosted")
+    write, calls = partial(generate_with_draft, model, draft, tokens, 4, n_draft=2), []
+    wanted = write()
+
+    def backend(graph, inputs):
+        return lambda *inputs: calls.append(1) or graph.forward(*inputs)
+
+    for one in (model, draft):
+        one.compile(backend=backend, fullgraph=True)
+    assert torch.equal(write(), wanted) and len(calls) >= 6
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_draft_that_is_not_finite_writes_nothing(which):
+    models, tokens = [model_of("boosted"), model_of(seed=1)], tokens_of(2, 4)
+    with torch.no_grad():
+        models[which].blocks[1].ffn.down.bias[0] = math.nan
+    with refused("model, or draft"):
+        generate_with_draft(*models, tokens, 3)
+
+
+def test_a_batch_of_none_with_a_draft():
+    assert generate_with_draft(model_of(), model_of(), tokens_of(0, 4), 3).shape[0] == 0
+
+
+def test_pieces_are_as_long_as_what_is_accepted():
+    model, tokens, pieces = model_of("boosted"), tokens_of(2, 4), []
+    said = generate_with_draft(model, model, tokens, 8, seed=1, n_draft=3, stream=pieces.append)
+    assert [p.shape[1] for p in pieces] == [3, 3, 2] and torch.equal(said[:, 4:], torch.cat(pieces, 1))
+    pieces.clear()
+    stopped = generate_with_draft(
+        model, model, tokens, 8, seed=1, n_draft=3, stream=lambda new: pieces.append(new) or len(pieces) == 2
+    )
+    assert torch.equal(stopped, said[:, :10])
+
+
+@pytest.mark.parametrize(
+    ("draft", "options", "argument"),
+    [
+        (lambda: 3, {}, "draft"),
+        (lambda: model_of(vocab_size=9), {}, "draft"),
+        (lambda: model_of(max_length=7), {}, "draft"),
+        (lambda: model_of("linear"), {}, "draft"),
+        (model_of, dict(n_draft=0), "n_draft"),
+        (model_of, dict(accept=1), "accept"),
+        (model_of, dict(stream=1), "stream"),
+        (model_of, dict(repetition_penalty=0), "repetition_penalty"),
+        (model_of, dict(end=V), "end"),
+    ],
+)
+def test_a_refused_argument_is_named_before_a_model_runs(draft, options, argument, monkeypatch):
+    draft = draft()
+    monkeypatch.setattr(LanguageModel, "forward", lambda *_, **__: pytest.fail("computed"))
+    with refused(argument):
+        generate_with_draft(model_of(), draft, tokens_of(2, 4), 5, **options)
 
 
 @pytest.mark.parametrize(

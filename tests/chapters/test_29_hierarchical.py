@@ -1,6 +1,7 @@
 """Chapter 29: the claims with their mutants, and what a lesson should not carry: masks, decoding, costs, faults."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from claims import claim
 from gbattn.attention import attend, attention_weights, causal_mask, padding_mask
 from gbattn.cost import attention_cost, attention_parts, count_flops, count_saved_bytes, count_traffic_bytes
+from gbattn.decoding import generate_with_draft
 from gbattn.hierarchical import HierarchicalAttention, causal_pyramid, lift_scores, pyramid_cost
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.layers import MultiHeadAttention, make_attention
@@ -405,11 +407,11 @@ def test_text_is_not_written_from_padded_prompts_that_blocks_would_see(monkeypat
     assert torch.equal(said[1:, 2:], plain.generate(tokens[1:, 2:], 5, temperature=0))
     model.generate(tokens, 5, lengths=torch.tensor([6, 6]))
     monkeypatch.setattr(LanguageModel, "forward", lambda *_, **__: pytest.fail("computed"))
-    for told in (dict(), dict(cache=False), dict(draft=plain)):
+    for write in (model.generate, partial(model.generate, cache=False), partial(generate_with_draft, model, plain)):
         with pytest.raises(ValueError, match="^lengths: "):
-            model.generate(tokens, 5, lengths=lengths, **told)
+            write(tokens, 5, lengths=lengths)
     with pytest.raises(ValueError, match="^lengths: "):
-        plain.generate(tokens, 5, lengths=lengths, draft=model)
+        generate_with_draft(plain, model, tokens, 5, lengths=lengths)
 
 
 @torch.no_grad()

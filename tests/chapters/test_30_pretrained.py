@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.ground.tensors import eval_mode
@@ -262,6 +263,27 @@ def test_what_a_cache_cannot_hold_is_refused(gp):
             linear(IDS, **{name: DynamicCache()})
     with pytest.raises(ValueError, match="input_ids: got both or neither"):
         linear()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+def test_a_static_cache_filled_for_other_keys_is_refused(gp):
+    """As an export fills it; with a shift, keys are stored before they are split into heads."""
+    model = gp.GbattnForCausalLM.from_language_model(book_model("shifted"))
+    with refused("cache"):
+        exported_logits(exportable(model), IDS[:1, :4])
+
+
+@pytest.mark.parametrize("name", ["book", *FAMILIES])
+def test_continuous_batching_is_refused_at_once(gp, name, monkeypatch):
+    if name == "book":
+        model = gp.GbattnForCausalLM.from_language_model(book_model("boosted"))
+    else:
+        model = gp.boost(family(name))
+    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("computed"))
+    with refused("model"):
+        model.generate_batch(inputs=IDS.tolist())
+    with refused("model"):
+        model.init_continuous_batching()
 
 
 def attention_call(gp):

@@ -29,7 +29,7 @@ def test_the_page_has_each_module_once():
     assert Counter(LISTED) == Counter(modules())
 
 
-@pytest.mark.parametrize("module", modules())
+@pytest.mark.parametrize("module", [*modules()])
 def test_a_public_name_has_a_docstring(module):
     pytest.importorskip("transformers") if module.endswith("pretrained") else None
     found = importlib.import_module(module)

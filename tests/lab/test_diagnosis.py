@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from diagnosed_models import KINDS, batch_of, model_of
 from gbattn.attention import causal_mask, merge_heads
 from gbattn.corpora import Batch
 from gbattn.diagnostics import (
@@ -26,7 +27,6 @@ from gbattn.diagnostics import (
 from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.diagnosis import Means, add_hull, add_weights, diagnose, spread_windows, token_groups
 from gbattn.layers import Round
-from small_models import KINDS, batch_of, model_of
 
 TOKENS = np.arange(200) % 50
 

@@ -1,34 +1,53 @@
-"""Small models whose weights are large enough for all their parts to matter, and a batch for them."""
+"""Small models of each kind, in float64, for the tests of several chapters."""
 
 import torch
 
-from gbattn.corpora import Batch
+from gbattn.boosted import Gate
 from gbattn.language_model import LanguageModel, ModelConfig
 
+F64 = torch.float64
+
+
+V, T = 23, 20
+
+
+SMALL = dict(vocab_size=V, max_length=T, d_model=8, n_layers=2, n_heads=2)
+
+
 KINDS = {
-    "residual": ("boosted", {}),
-    "three rounds": ("boosted", dict(rounds=3, gate="head", shift=True)),
-    "input": ("boosted", dict(kv_from="input", gate="scalar")),
-    "shared": ("boosted", dict(kv_from="shared", gate="none")),
-    "queries of the input": ("boosted", dict(query_from="input", n_kv_heads=2)),
-    "twicing": ("twicing", dict(rounds=3)),
-    "multi-head": ("multi_head", {}),
-    "linear": ("linear", {}),
+    "multi_head": {},
+    "grouped": dict(attention_options={"n_kv_heads": 1}),
+    "linear": dict(attention="linear"),
+    "twicing": dict(attention="twicing", attention_options={"rounds": 3}),
+    "boosted": dict(attention="boosted"),
+    "shared": dict(attention="boosted", attention_options={"kv_from": "shared", "gate": "head"}),
+    "mixed": dict(overrides={1: {"attention": "boosted", "norm": "post", "ffn": "swiglu"}}),
+    "shifted": dict(attention="boosted", attention_options={"shift": True}, overrides={0: {"ffn": "none"}}),
 }
 
 
-def model_of(attention="boosted", options=None, seed=0, **changes):
-    """A model with weights large enough for all its parts to matter."""
-    shape = dict(vocab_size=50, max_length=16, d_model=16, n_layers=2, n_heads=4, init_std=0.4)
-    config = ModelConfig(**shape | changes, attention=attention, attention_options=options or {})
-    model = LanguageModel(config, seed=seed).double().eval()
-    rng = torch.Generator().manual_seed(seed)
-    for name, weight in model.named_parameters():
-        if ".gate." in name:
-            weight.data = torch.randn(weight.shape, generator=rng, dtype=torch.float64) / 2
+LEARNED = [(kind, "learned") for kind in KINDS]
+
+
+ROTARY = [(kind, "rotary") for kind in KINDS if kind != "linear"]  # its features must stay positive
+
+
+def config_of(kind="multi_head", positions="learned", **changes):
+    return ModelConfig(**SMALL | KINDS[kind] | dict(positions=positions) | changes)
+
+
+def model_of(*kind, seed=0, scale=20, dtype=F64, **changes):
+    """A model whose blocks have something to say, gates too."""
+    model = LanguageModel(config_of(*kind, **changes), seed=seed, dtype=dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Gate):
+                module.weight.normal_(generator=generator)
+            elif isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                module.weight.mul_(scale)
     return model
 
 
-def batch_of(B=4, T=16, V=50, seed=0):
-    text = torch.randint(V, (B, T + 1), generator=torch.Generator().manual_seed(seed))
-    return Batch(text[:, :-1], text[:, 1:].contiguous())
+def tokens_of(B=3, length=9, seed=1, vocab_size=V):
+    return torch.randint(vocab_size, (B, length), generator=torch.Generator().manual_seed(seed))
