@@ -63,10 +63,12 @@ def repeat_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def to_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """As `split_heads`, without its checks."""
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
 
 
 def from_heads(x: torch.Tensor) -> torch.Tensor:
+    """As `merge_heads`, without its checks."""
     return x.transpose(1, 2).flatten(-2)
 
 # %% ../nbs/06_attention.ipynb #5cd71530
@@ -81,6 +83,7 @@ _SCALE = optional(POSITIVE)
 
 
 def check_causal(causal: bool, T: int, S: int) -> None:
+    """Require True or False, and no fewer keys than queries where it is True."""
     check(causal=(causal, FLAG))
     if causal and S < T:
         got = f"S = {S} keys for T = {T} queries"
@@ -283,6 +286,7 @@ def has_flex_kernel(x: torch.Tensor) -> bool:
 
 # %% ../nbs/06_attention.ipynb #0179d053
 def form_weights(q, k, mask, causal, score_mod=None, scale=None):
+    """As `attention_weights`, without its checks."""
     (B, H, T, K), S = q.shape, k.shape[2]
     mask, causal = _combine_masks(mask, causal, T, S, q)
     if causal:
@@ -436,6 +440,7 @@ def soft_cap(cap: float) -> Callable:
 def fused_attention(
     q, k, v, mask, causal, score_mod=None, scale=None, dropout_p=0.0
 ):
+    """As `attend`, without its checks, and with what `resolve_functions` returned."""
     options = dict(scale=scale)
     if q.shape[1] != k.shape[1]:  # in compiled code a condition may be a symbol
         options["enable_gqa"] = True

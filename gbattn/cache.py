@@ -26,6 +26,7 @@ from .ground.tensors import INDEX, check_tensor, holds, is_length
 # %% ../nbs/06b_cache.ipynb #bb7dcdd9
 #| code-fold: true
 def are_cache_shapes(shapes: object) -> bool:
+    """Whether these are shapes as a `KeyValueCache` takes them."""
     return isinstance(shapes, dict) and all(
         isinstance(shape, tuple)
         and len(shape) in (2, 3)

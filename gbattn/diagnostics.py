@@ -177,7 +177,7 @@ class Step(NamedTuple):
     twicing: torch.Tensor | None
     losses: torch.Tensor
 
-
+# %% ../nbs/19_diagnosis.ipynb #e96af1de
 def step_of(
     model: LanguageModel, batch: Batch, layer: int, round: int = 1
 ) -> Step:
@@ -305,7 +305,7 @@ def replacement(F: torch.Tensor, source: str) -> torch.Tensor:
         return (F.sum(0) - F) / (len(F) - 1)
     return torch.zeros_like(F)
 
-
+# %% ../nbs/19_diagnosis.ipynb #75160b57
 def patched(paths: tuple[str, ...], source: str = "other") -> Edit:
     """Return the edit that hides earlier rounds from parts of a correction.
 
@@ -425,7 +425,7 @@ def trace(model: LanguageModel, tokens: torch.Tensor) -> list[list[Round]]:
         model(tokens, logits_to_keep=1)
     return [rounds for _, _, rounds in found]
 
-
+# %% ../nbs/19_diagnosis.ipynb #1061e5ff
 def induction_scores(
     model: LanguageModel,
     *,

@@ -171,6 +171,7 @@ SHARD: Rule = (
 )
 
 # %% ../nbs/17_experiments.ipynb #0f1a66ba
+#| code-fold: true
 @dataclass(frozen=True)
 class PlannedRun:
     """One training run before it is made: every setting that decides its result; in
@@ -268,6 +269,7 @@ def _settings_of(one: PlannedRun) -> dict:
     }
 
 # %% ../nbs/17_experiments.ipynb #5aaad4f2
+#| code-fold: true
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A comparison, as data.
@@ -565,7 +567,7 @@ def read_experiment(
         got = "files or arms that refer to one another in a circle"
         raise ArgumentError(str(path), got, "an end to it") from None
 
-
+# %% ../nbs/17_experiments.ipynb #70fcb257
 def _inherited(path: Path, catalogue: Mapping | None) -> dict:
     """Return the settings of a file, with those that it takes over from what it
     extends."""

@@ -242,6 +242,7 @@ def add_features(means: Means, sums: dict, at: str, rounds: list[Round]) -> None
 
 
 def rank_of(n: int, s: torch.Tensor, ss: torch.Tensor) -> float | None:
+    """The effective rank of n vectors, from their sum and that of their squares; None of vectors that do not vary."""
     covariance = ss / n - torch.outer(s, s) / n**2
     return plain(effective_rank(covariance)) if covariance.trace() > 0 else None
 

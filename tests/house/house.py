@@ -307,7 +307,7 @@ def library_is_what_the_notebooks_export(root):
     here = library(root)
     found = [f"{name} is not what the notebooks export: {cure}" for name in fresh if name not in here]
     for name, text in here.items():
-        if Path(name).name in NOT_EXPORTED or Path(name).parent.name in BY_HAND:
+        if Path(name).name in NOT_EXPORTED or Path(name).parts[1] in BY_HAND:
             continue
         if name not in fresh:
             found.append(f"{name} is written by no notebook: {cure}")

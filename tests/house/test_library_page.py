@@ -21,6 +21,8 @@ def modules():
     """The modules that a reader imports: one a chapter, and those written by hand."""
     for path in sorted((ROOT / "gbattn").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
+        if path.name == "__init__.py" and parts[1:-1] not in ((), ("ground",), ("lab",)):
+            yield ".".join(parts[:-1])
         if not path.name.startswith("_"):
             yield ".".join(parts)
 

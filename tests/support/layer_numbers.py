@@ -15,6 +15,7 @@ import torch
 
 import gbattn
 import gbattn.hierarchical
+import gbattn.sinkhorn
 
 B, T, D, H = 2, 6, 16, 4
 LAYERS = {

@@ -143,6 +143,7 @@ def diagnose_model(
 
 
 def say_diagnosed(result: dict) -> str:
+    """What a terminal shows of the result of `diagnose_model`."""
     from gbattn.lab.diagnosis_page import say_halves
 
     table = [["layer", "cosine", "change of the loss"]]

@@ -145,6 +145,7 @@ def _duration(hours: float) -> str:
 
 
 def say_status(one: dict) -> str:
+    """What a terminal shows of the status of experiments."""
     done, hours = one["done"], one["hours_left"] or 0
     line = f"{one['name']:22}{'?' if done is None else done:>4} of {one['runs']:3} runs"
     if done is None:
@@ -157,6 +158,7 @@ def say_status(one: dict) -> str:
 
 
 def say_run(result: dict) -> str:
+    """What a terminal shows of the result of `run_experiment`."""
     lines = [say_status(one) for one in result["experiments"]]
     return "\n".join([*lines, f"records: {result['folder']}"])
 
@@ -222,6 +224,7 @@ def compare_arms(
 
 
 def say_compared(result: dict) -> str:
+    """What a terminal shows of the result of `compare_arms`."""
     def number(x, form):
         return "–" if x is None or not math.isfinite(x) else format(x, form)
 

@@ -116,6 +116,7 @@ def tell(*words: object) -> None:
 
 
 def many(count: int, what: str) -> str:
+    """A count and what is counted, in the plural but for one."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 

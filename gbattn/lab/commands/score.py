@@ -82,4 +82,5 @@ def evaluate_model(
 
 
 def say_evaluated(result: dict) -> str:
+    """What a terminal shows of the result of `evaluate_model`."""
     return f"{result['text']}: {say_losses(result)}"

@@ -83,6 +83,7 @@ def measure_arms(
 
 
 def say_measured(result: dict) -> str:
+    """What a terminal shows of the result of `measure_arms`."""
     m = result["machine"]
     table = [["", "parameters", "a step, ms", "tokens/s", "of product", "written/s"]]
     for row in result["arms"]:

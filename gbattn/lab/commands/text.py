@@ -114,6 +114,7 @@ def tokenize_corpus(
 
 
 def say_tokenized(result: dict) -> str:
+    """What a terminal shows of the result of `tokenize_corpus`."""
     tokens, n_bytes = result["tokens"], result["bytes"]
     table = [[n, f"{tokens[n]:,} tokens", f"{n_bytes[n]:,} bytes"] for n in tokens]
     loss = "every byte kept" if result["lossless"] else "some text lost"
@@ -132,6 +133,7 @@ def losses_of(corpus: "Corpus", split: str, loss: float) -> dict:
 
 
 def say_losses(found: dict) -> str:
+    """What a terminal shows of a loss in all its units."""
     line = (
         f"{found['loss']:.3f} nats a token, perplexity {found['perplexity']:,.1f}, "
         f"{found['bits_per_byte']:.3f} bits per byte"

@@ -163,6 +163,7 @@ def _tell_what(text: "Corpus", model: "ModelConfig", count: int) -> None:
 
 
 def say_trained(result: dict) -> str:
+    """What a terminal shows of the result of `train_model`."""
     more = f"gbattn generate --folder {shlex.quote(result['folder'])}"
     lines = (
         f"validation: {say_losses(result['validation'])}\n"

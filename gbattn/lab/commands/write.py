@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def tokens_of(prompt: str, reader: "Corpus"):
+    """The tokens of a prompt, one or more; what the tokenizer loses of it is told."""
     with renamed(text="prompt"):
         tokens = reader.encode(prompt)
     want = "text that makes a token or more"
@@ -120,4 +121,5 @@ def generate_text(
 
 
 def say_generated(result: dict) -> str:
+    """What a terminal shows of the result of `generate_text`."""
     return "\n\n---\n\n".join(map(shown, result["texts"]))
