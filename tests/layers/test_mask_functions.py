@@ -317,7 +317,9 @@ def test_block_masks_are_for_a_gpu_alone():
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_block_mask_hides_what_the_dense_one_hides(monkeypatch):
     """Built on a CPU, without the kernel that would read it."""
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    compiled = torch.compile  # torch itself calls it with options
+    uncompiled = lambda function, **options: compiled(function, **options) if options else function
+    monkeypatch.setattr(torch, "compile", uncompiled)
     real = padding_mask(torch.tensor([5, 7]), T)[:, 0, 0]
     for mask, rule in [*MASKS.values(), (None, lambda b, h, q, k: True)]:
         for causal, padding, score in ((False, None, alibi(H)), (True, real, None), (True, None, soft_cap(1.0))):
