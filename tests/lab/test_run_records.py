@@ -92,9 +92,9 @@ def test_without_the_whole_sweep_no_run_is_known(tmp_path):
         Record("after", one.settings, made(one).measured).save(one.name, tmp_path)
     assert len(records_of(after, tmp_path)) == 4
     wider = replace(after, rates_from=replace(after.rates_from, grid={"learning_rate": (1, 2, 3, 4)}))
-    for use in (wider.tuned, wider.untuned):
+    for use in (lambda of: of.tuned, Plan.untuned):
         with pytest.raises(ValueError, match="12 of the 16 runs of sweep; want all of them: run sweep first"):
-            use(tmp_path)
+            use(Plan(wider, tmp_path))
     assert records_of(wider, tmp_path) == []
     next((tmp_path / "sweep").glob("*")).unlink()
     with pytest.raises(ValueError, match="11 of the 12 runs of sweep"):

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gbattn import experiments
 from gbattn.experiments import Arm, CorpusSpec, Experiment
 from gbattn.lab import status
-from gbattn.lab.status import status_of
+from gbattn.lab.status import status_from, status_of
 from tiny_experiment import TINY
 
 
@@ -23,11 +22,10 @@ def test_the_estimate(tmp_path, monkeypatch):
     assert found[0].hours_left == found[1].hours_left > 0  # 3 × 640 tokens are 30 × 4 × 16
     assert found[0].left == "at least"
     records = [SimpleNamespace(measured={"seconds": 3600.0})]
-    monkeypatch.setattr(experiments, "records_of", lambda *_: records)
-    found = status_of(steps, tmp_path)
+    found = status_from(steps, records)
     assert (found.hours_left, found.left) == (2.0, "about")
     records = 3 * [SimpleNamespace(measured={})]
-    assert status_of(steps, tmp_path).hours_left == 0
+    assert status_from(steps, records).hours_left == 0
 
 
 def test_a_bound_is_one(tmp_path, monkeypatch):
