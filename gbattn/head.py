@@ -51,8 +51,8 @@ def loss_by_rows(
     rows = 256 if h.device.type == "cpu" else 2048
     # By chunks, float16 would lose gradients before a scaler sees them, a tangent
     # would be lost, and an exported length cut into chunks.
-    large = h.shape[0] * weight.shape[0] > 2**20 and dtype != torch.float16
-    large = large and not torch.compiler.is_exporting()
+    able = dtype != torch.float16 and not torch.compiler.is_exporting()
+    large = able and h.shape[0] * weight.shape[0] > 2**20
     large = large and not _has_tangent(h, weight)
     if large and dtype == torch.bfloat16:
         h, weight = h.to(dtype), weight.to(dtype)
