@@ -382,6 +382,38 @@ def _residual_stream(model, tokens, call: _Call, states=None, traces=None):
     return h
 
 # %% ../nbs/13_language_model.ipynb #9c43817b
+def _position_vectors(model, tokens, positions, past: int) -> torch.Tensor:
+    """The rows of the table for the positions, (T, D) or (B, T, D)."""
+    (B, T), table = tokens.shape, model.position_embedding
+    rows = table.num_embeddings
+    if positions is None and isinstance(past, torch.Tensor):
+        positions = past + torch.arange(T, device=tokens.device)
+    if positions is None:
+        if past + T > rows:
+            want = f"at most max_length = {rows}"
+            raise ArgumentError("tokens", f"{past + T} of them", want)
+        return table.weight[past : past + T]
+    if tuple(getattr(positions, "shape", ())) not in ((T,), (B, T)):
+        want = f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
+        raise ArgumentError("positions", describe(positions), want)
+    like = dict(device=table.weight.device, of="the model")
+    check_tensor("positions", positions, "…", dtype=INDEX, **like)
+    return naming_ids("positions", positions, rows, table, positions)
+
+
+def _angles(
+    layer, h, positions, past, last: RotaryAngles | None
+) -> RotaryAngles:
+    """The angles of a layer's positions: the last ones, if it is like the layer that
+    they were computed for."""
+    alike = last is not None
+    alike = alike and (last.rotary, last.head_dim) == (
+        layer.rotary,
+        layer.head_dim,
+    )
+    return last if alike else layer.rotary_positions(h, positions, past)
+
+# %% ../nbs/13_language_model.ipynb #54d6f70b
 class _Passes(_Parts):
     """What a model computes."""
 
@@ -448,7 +480,7 @@ class _Passes(_Parts):
         args = loss_by_rows, h, self.head_weight, ids, reduction
         return naming_ids("targets", ids, size, *args, blank=-100)
 
-# %% ../nbs/13_language_model.ipynb #54d6f70b
+# %% ../nbs/13_language_model.ipynb #2329f8e6
 #| code-fold: true
 def _check_call(model, tokens, targets, reduction, call: _Call) -> None:
     """Check what no layer does: once a call, and before the first change of a cache."""
@@ -488,7 +520,7 @@ def _check_rows(logits_to_keep, tokens, targets) -> None:
         want = f"None or, without targets, 1 to {T}"
         raise ArgumentError("logits_to_keep", repr(logits_to_keep), want)
 
-# %% ../nbs/13_language_model.ipynb #17368955
+# %% ../nbs/13_language_model.ipynb #f8e11ef0
 #| code-fold: true
 def _pack(model, tokens, call: _Call, past):
     """The mask that keeps documents apart, and the positions in them, (B, T)."""
@@ -518,7 +550,7 @@ def _pack(model, tokens, call: _Call, past):
         both = lambda *pair: same(*pair) & mask(*pair)
     return both, (places - starts)[:, new]
 
-# %% ../nbs/13_language_model.ipynb #2329f8e6
+# %% ../nbs/13_language_model.ipynb #9387fd0d
 #| code-fold: true
 class _Inspection(_Passes):
     """What a model shows of a pass."""
@@ -563,7 +595,7 @@ class _Inspection(_Passes):
         found = tuple(found) if traces else None
         return ModelOutputs(logits, loss, (*states, h), found)
 
-# %% ../nbs/13_language_model.ipynb #f8e11ef0
+# %% ../nbs/13_language_model.ipynb #cc62f7fd
 #| code-fold: true
 class _Writing(_Inspection):
     """What a model writes."""
@@ -649,7 +681,7 @@ class _Writing(_Inspection):
             self, prompt, max_new_tokens, sampling, seed=seed, **options
         )
 
-# %% ../nbs/13_language_model.ipynb #9387fd0d
+# %% ../nbs/13_language_model.ipynb #050c3fd9
 #| code-fold: true
 class LanguageModel(_Writing):
     """A model of the next token: embedded tokens, a stack of blocks, and a head.
@@ -711,7 +743,7 @@ class LanguageModel(_Writing):
         """
         return _load(cls, folder, device, dtype)
 
-# %% ../nbs/13_language_model.ipynb #cc62f7fd
+# %% ../nbs/13_language_model.ipynb #13b26aa6
 def _draw_weights(model, seed: int) -> None:
     """Draw each weight from a generator that its name seeds."""
     layers, std = (
@@ -744,38 +776,6 @@ def _draw_matrix(weight: torch.Tensor, std: float, seed: int) -> None:
     )
     weight.copy_(std * drawn)
 
-# %% ../nbs/13_language_model.ipynb #cb396cd6
-def _position_vectors(model, tokens, positions, past: int) -> torch.Tensor:
-    """The rows of the table for the positions, (T, D) or (B, T, D)."""
-    (B, T), table = tokens.shape, model.position_embedding
-    rows = table.num_embeddings
-    if positions is None and isinstance(past, torch.Tensor):
-        positions = past + torch.arange(T, device=tokens.device)
-    if positions is None:
-        if past + T > rows:
-            want = f"at most max_length = {rows}"
-            raise ArgumentError("tokens", f"{past + T} of them", want)
-        return table.weight[past : past + T]
-    if tuple(getattr(positions, "shape", ())) not in ((T,), (B, T)):
-        want = f"integers of shape (T,) = ({T},) or (B, T) = ({B}, {T})"
-        raise ArgumentError("positions", describe(positions), want)
-    like = dict(device=table.weight.device, of="the model")
-    check_tensor("positions", positions, "…", dtype=INDEX, **like)
-    return naming_ids("positions", positions, rows, table, positions)
-
-
-def _angles(
-    layer, h, positions, past, last: RotaryAngles | None
-) -> RotaryAngles:
-    """The angles of a layer's positions: the last ones, if it is like the layer that
-    they were computed for."""
-    alike = last is not None
-    alike = alike and (last.rotary, last.head_dim) == (
-        layer.rotary,
-        layer.head_dim,
-    )
-    return last if alike else layer.rotary_positions(h, positions, past)
-
 # %% ../nbs/13_language_model.ipynb #07f72e84
 _FORMAT = "gbattn language model 2"
 
@@ -790,7 +790,7 @@ def _save(model, folder: str | Path) -> None:
     check_weights("model", weights, plan, "as its config says")
     save_weights(Path(folder), _FORMAT, model.config.to_dict(), weights)
 
-# %% ../nbs/13_language_model.ipynb #b95a127d
+# %% ../nbs/13_language_model.ipynb #1bed19e3
 def _load(kind: type, folder: str | Path, device, dtype) -> LanguageModel:
     check(folder=(folder, PATH))
     device_of_weights(device, dtype)
@@ -854,7 +854,7 @@ def _count(model: LanguageModel) -> ParameterCount:
     )
     return ParameterCount(total, embeddings, total - embeddings)
 
-# %% ../nbs/13_language_model.ipynb #1bed19e3
+# %% ../nbs/13_language_model.ipynb #6f5730da
 def model_cost(
     config: ModelConfig,
     T: int | None = None,
