@@ -42,6 +42,7 @@ from gbattn.layers import (
     registered,
     reset_projection,
 )
+from .positions import RotaryAngles
 
 # %% ../nbs/11_blocks.ipynb #8bb8a6a2
 def check_features(name: str, x: torch.Tensor, d_model: int) -> None:
@@ -390,7 +391,16 @@ class Block(nn.Module):
         return f"norm={self.norm!r}, dropout={self.dropout}"
 
     def forward(
-        self, x: torch.Tensor, call: AttentionCall | None = None, **options
+        self,
+        x: torch.Tensor,
+        call: AttentionCall | None = None,
+        *,
+        causal: bool | None = None,
+        mask: torch.Tensor | Callable | None = None,
+        padding: torch.Tensor | None = None,
+        positions: torch.Tensor | RotaryAngles | None = None,
+        cache: KeyValueCache | None = None,
+        score_mod: Callable | None = None,
     ) -> torch.Tensor:
         """Return the residual stream after the block, shape (B, T, D).
 
@@ -399,12 +409,14 @@ class Block(nn.Module):
         x : torch.Tensor
             The residual stream before it, shape (B, T, D).
         call : gbattn.layers.AttentionCall, optional
-            All options as one, in their place.
-        **options
-            Keywords of the attention, but a context: see
-            `gbattn.layers.MultiHeadAttention.forward`.
+            All that follows as one, in its place.
+        causal, mask, padding, positions, cache, score_mod
+            As in `gbattn.layers.MultiHeadAttention.forward`.
         """
-        return self._sublayers(x, self.attention, call, options)
+        if call is None:
+            said = None, causal, mask, padding, positions, cache, score_mod
+            call = AttentionCall(*said)
+        return self._sublayers(x, self.attention, call)
 
     def explain(
         self, x: torch.Tensor, call: AttentionCall | None = None, **options
@@ -417,12 +429,12 @@ class Block(nn.Module):
             traces.append(self.attention.explain(z, *call, **options))
             return traces[0].output
 
-        return self._sublayers(x, attention, call, options), *traces
+        call = AttentionCall(**options) if call is None else call
+        return self._sublayers(x, attention, call), *traces
 
-    def _sublayers(self, x, attention: Callable, call: AttentionCall | None, options):
+    def _sublayers(self, x, attention: Callable, call: AttentionCall):
         part = self.attention if self.ffn is None else self.ffn
         check_tokens("x", x, self.d_model, part)
-        call = AttentionCall(**options) if call is None else call
         want = "None: a block attends to its own tokens"
         require(call.context is None, "context", "a context", want)
         own = isinstance(self.attention, AttentionLayer)

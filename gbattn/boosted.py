@@ -30,6 +30,7 @@ from .ground.tensors import FLOATING, at_least_float32, check_tensor
 from gbattn.layers import (
     AttentionInputs,
     MultiHeadAttention,
+    Round,
     Trace,
     floating_dtype,
     make_head_norm,
@@ -172,6 +173,11 @@ class Correction(CorrectionWeights):
     ``key_shift`` and ``value_shift``, each a `gbattn.positions.TokenShift`,
     ``query_norm`` and ``key_norm``; None where it has none. Source: chapter 8.
     """
+
+    def forward(self, x: torch.Tensor, F: torch.Tensor, correct: Callable, *args):
+        """Return ``correct(self, x, F, *args)``: a round runs inside a call of its
+        module, as hooks, shards and checkpoints expect."""
+        return correct(self, x, F, *args)
 
     def residual(self, x: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
         """Return what the round reads, r = x − F; a correction of your own may read
@@ -388,16 +394,20 @@ class GradientBoostedAttention(BoostedWeights):
         q, k0, v0 = self.make_heads(inputs, *self.project_inputs(inputs))
         F, A = self.attend_heads(inputs, q, k0, v0)
         self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
-        for m, correction in enumerate(self.corrections, start=1):
+
+        def correct(correction, x, F, m):
             r = correction.residual(x, F)  # what F still gets wrong
             projected = correction.project(*self.sources(inputs, r))
-            q, k, v = self.make_heads(inputs, *projected, correction, str(m))
+            q, k, v = self.make_heads(inputs, *projected, correction, m)
             k, v = (k0, v0) if k is None else (k, v)  # its own, or shared ones
             c, A = self.attend_heads(inputs, q, k, v)
             g = correction.gate_of(F, c)
-            F = add_gated(F, g, c)  # F + g ⊙ c
-            entries = dict(weights=A, residual=r, correction=c, estimate=F)
-            self.record_round(inputs, g, **entries)
+            return Round(A, r, c, g, estimate=add_gated(F, g, c))  # F + g ⊙ c
+
+        for m, correction in enumerate(self.corrections, start=1):
+            round = correction(x, F, correct, str(m))
+            F = round.estimate
+            self.record_round(inputs, **round._asdict())
         return F
 
     def sources(self, inputs: AttentionInputs, r: torch.Tensor) -> tuple:

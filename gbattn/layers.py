@@ -301,13 +301,13 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
 #| code-fold: true
 def _check_context(layer: "AttentionLayer", x: torch.Tensor, call: AttentionCall):
     """A context is tokens of as many sequences; nothing in it is later."""
-    want = f"None: {layer.no_context}"
-    require(not layer.no_context, "context", "a context", want)
     positive = "T" if call.cache is None else ""
     check_tokens("context", call.context, layer.d_model, layer, positive)
     check_tensor("context", call.context, "B S D", B=len(x), of="x")
     causal = layer.causal if call.causal is None else call.causal
     require(causal is False, "causal", repr(causal), "False with a context")
+    fits, want = call.context is x or not layer.no_context, f"None: {layer.no_context}"
+    require(fits, "context", "a context", want)
 
 
 def _check_cache(layer: "AttentionLayer", source: torch.Tensor, call: AttentionCall):

@@ -483,6 +483,16 @@ class GbattnModel(GbattnPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
+    def _angles_of(self, position_ids: torch.Tensor) -> dict[tuple, torch.Tensor]:
+        """The angles of rotary positions, once for all layers that turn alike."""
+        one = len(position_ids) == 1
+        places, angles = position_ids[0] if one else position_ids[:, None], {}
+        for layer in (block.attention for block in self.blocks):
+            turn = layer.rotary, layer.head_dim
+            if layer.rotary is not None and turn not in angles:
+                angles[turn] = rotary_angles(places, layer.head_dim, layer.rotary)
+        return angles
+
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -513,7 +523,7 @@ class GbattnModel(GbattnPreTrainedModel):
             past = cache.get_seq_length() if cache is not None else 0
             T = inputs_embeds.shape[1]
             position_ids = torch.arange(T, device=inputs_embeds.device)[None] + past
-        h, angles = inputs_embeds, {}
+        h = inputs_embeds
         if self.position_embedding is not None:
             h = h + _rows_of(self.position_embedding, "position_ids", position_ids)
         # A static cache is longer than its tokens, which only a mask can say.
@@ -527,25 +537,13 @@ class GbattnModel(GbattnPreTrainedModel):
             **{CACHE_NAME: cache},
         )
         h = self.dropout(h)
-        weights = self.config._attn_implementation == "eager"
+        options = dict(weights=self.config._attn_implementation == "eager")
+        options |= {CACHE_NAME: cache}  # by name: checkpointing takes it out
+        angles = self._angles_of(position_ids)
         for block, extra in zip(self.blocks, self.extras):
             layer = block.attention
-            turn = (layer.rotary, layer.head_dim)
-            if layer.rotary is not None and turn not in angles:
-                places = (
-                    position_ids[:, None]
-                    if len(position_ids) > 1
-                    else position_ids[0]
-                )
-                angles[turn] = rotary_angles(places, layer.head_dim, layer.rotary)
-            h = block(
-                h,
-                mask,
-                angles.get(turn),
-                extra=extra,
-                weights=weights,
-                **{CACHE_NAME: cache},  # by name: checkpointing takes it out
-            )
+            turned = angles.get((layer.rotary, layer.head_dim))
+            h = block(h, mask, turned, extra=extra, **options)
         h = self.final_norm(h)
         stored = {CACHE_NAME: cache if use_cache else None}
         return BaseModelOutputWithPast(last_hidden_state=h, **stored)
@@ -758,13 +756,17 @@ class BoostedAttention:
         cache = _one_cache(cache, past_key_values)
         x, call = hidden_states, (position_embeddings, attention_mask, cache)
         F, A = self.attend_heads(*self.project_inputs(x), 0, *call, **kwargs)
-        for extra, correction in enumerate(self.corrections, start=self.extra):
-            target = x if F.shape == x.shape else x - self.project_output(F)
+
+        def correct(correction, target, F, extra):
             r = correction.residual(target, F)
             source = x if self.kv_from == "input" else r
             q, k, v = correction.project(r, source, source)
             c, _ = self.attend_heads(q, k, v, extra, *call, **kwargs)
-            F = add_gated(F, correction.gate_of(F, c), c)
+            return add_gated(F, correction.gate_of(F, c), c)
+
+        for extra, correction in enumerate(self.corrections, start=self.extra):
+            target = x if F.shape == x.shape else x - self.project_output(F)
+            F = correction(target, F, correct, extra)
         return self.project_output(F), A
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-import gbattn.attention
+import gbattn.layers
 from claims import claim
 from gbattn.attention import (
     attend,
@@ -418,7 +418,7 @@ def test_forward_forms_no_map(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a map was formed")
 
-    monkeypatch.setattr(gbattn.attention, "_weights", refuse)
+    monkeypatch.setattr(gbattn.layers, "form_weights", refuse)
     assert torch.equal(layer(x, causal=True), expected)
     with pytest.raises(AssertionError, match="a map was formed"):
         layer.explain(x, causal=True)

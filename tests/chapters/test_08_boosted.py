@@ -726,7 +726,7 @@ def runs(times, then=lambda value: value):
         (lambda: GradientBoostedAttention(4, 2, gate="full"), "gate: got 'full'; want one of 'feature', 'head'"),
         (
             lambda: GradientBoostedAttention(4, 2)(torch.zeros(1, 2, 4), context=torch.zeros(1, 3, 4)),
-            "context: got a context; want None with kv_from='residual': .*; kv_from='input' or 'shared' takes one",
+            "context: got a context; want None: .* kv_from='residual' reads; kv_from='input' or 'shared' takes one",
         ),
         (lambda: GradientBoostedAttention(4, 2, bias="False"), "bias: got 'False'; want True or False"),
         (

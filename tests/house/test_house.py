@@ -218,6 +218,10 @@ def test_verbs_labels_and_fields_are_free(small_house):
 
 def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
     root = small_house.built()
+    for floor in house.BY_HAND:
+        (root / "gbattn" / floor / "inner").mkdir(parents=True)
+        for name in ("__init__.py", "by_hand.py", "inner/__init__.py", "inner/by_hand.py"):
+            (root / "gbattn" / floor / name).write_text("")
     fresh = house.exported(root, tmp_path_factory.mktemp("fresh"))
     for name, text in fresh.items():
         (root / name).parent.mkdir(exist_ok=True)
@@ -228,9 +232,6 @@ def test_the_library_and_the_notebooks(small_house, tmp_path_factory):
 
     (root / "gbattn" / "first.py").write_text(fresh["gbattn/first.py"] + "\n# edited by hand\n")
     (root / "gbattn" / "left_over.py").write_text("")
-    for floor in house.BY_HAND:
-        (root / "gbattn" / floor).mkdir()
-        (root / "gbattn" / floor / "by_hand.py").write_text("")
     (root / "gbattn" / "floor.py").unlink()
     broken = house.library_is_what_the_notebooks_export(root)
     assert len(broken) == 3
