@@ -294,7 +294,7 @@ def _configured(name: str, values: dict, words: Sequence[str]):
         inside = key in json.dumps(values.get(option))
         if inside and str(refusal(**{option: {}})) != str(error):
             raise _UsageError(f"{_dashed(option)}, {error}")
-    raise _UsageError(error)
+    raise error
 
 
 def _carried(chosen: dict, words: Sequence[str]) -> dict:

@@ -70,7 +70,7 @@ def test_an_experiment_of_ones_own(text, tmp_path, call, result, monkeypatch):
     refused(call("compare", tmp_path / "none.toml", *place), 2, "none.toml; want a TOML file")
 
 
-LAYER = """from gbattn.attention import MultiHeadAttention, register
+LAYER = """from gbattn.layers import MultiHeadAttention, register
 from gbattn.cost import COUNTS, counts
 
 @register("doubled")
