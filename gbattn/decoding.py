@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from .conventions import check_finite
 from gbattn.ground.arguments import (
     COUNT,
     NOT_NEGATIVE,
@@ -25,6 +24,7 @@ from gbattn.ground.arguments import (
 from .ground.tensors import FLOATING, INDEX, check_tensor, eval_mode
 from gbattn.head import (
     SequenceReader,
+    check_finite_logits,
     check_generation,
     check_room,
     draw_token,
@@ -208,7 +208,7 @@ def generate_with_draft(
     with eval_mode(model, draft):
         how = uniform, n_draft, rule, end, stream
         tokens, finite = _write(readers, prompt, *how)
-    check_finite("model, or draft", finite)
+    check_finite_logits("model, or draft", finite)
     return tokens
 
 # %% ../nbs/23_decoding.ipynb #dc9c5cb2

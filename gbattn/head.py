@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REDUCTION', 'loss_by_rows', 'naming_ids', 'check_range', 'next_token_loss', 'loss_of_logits',
            'next_token_probabilities', 'check_sampling', 'draw_token', 'draw_uniform', 'seed_of', 'SequenceReader',
-           'check_finite', 'write_tokens', 'check_generation', 'check_room']
+           'check_finite_logits', 'write_tokens', 'check_generation', 'check_room']
 
 # %% ../nbs/12a_head.ipynb #6e7c129b
 import hashlib
@@ -152,7 +152,7 @@ def next_token_loss(
     computed on the way, so the logits never exist: one backward pass, no second
     derivatives, no ``torch.func.grad``, and no forward mode in compiled code. In full
     precision that is torch's ``linear_cross_entropy``, where torch has it; float16
-    takes all logits at once. Source: chapter 13.
+    takes all logits at once. Source: chapter 12a.
     """
     check_tensor("h", h, "N D", dtype=FLOATING)
     (N, D), like = h.shape, dict(device=h.device, of="h")
@@ -297,7 +297,7 @@ def next_token_probabilities(
 
     Notes
     -----
-    Source: chapter 13; Holtzman et al. (2020) for ``top_p``; Keskar et al. (2019) for
+    Source: chapter 12a; Holtzman et al. (2020) for ``top_p``; Keskar et al. (2019) for
     the penalty, with negative logits treated as in transformers.
     """
     check_sampling(temperature, top_k, top_p, repetition_penalty)
@@ -419,7 +419,7 @@ def _past(tokens: torch.Tensor, n: int, lengths, prompt: int) -> torch.Tensor:
     return tokens[:, None].expand(-1, n, -1).masked_fill(hidden, -100)
 
 
-def check_finite(name: str, finite: torch.Tensor) -> None:
+def check_finite_logits(name: str, finite: torch.Tensor) -> None:
     """Check that all logits were finite, which `SequenceReader` says."""
     want = "finite ones: look for NaN and infinity in the weights"
     require(bool(finite.all()), name, "logits that are not finite", want)
@@ -461,7 +461,7 @@ def write_tokens(
                 break
             if end is not None and ended.all():
                 break
-    check_finite("model", finite)
+    check_finite_logits("model", finite)
     return tokens
 
 # %% ../nbs/12a_head.ipynb #7fc52cff

@@ -49,9 +49,9 @@ from gbattn.ground.weights import (
     check_weights,
     device_of_weights,
     fill_empty,
-    load_weights,
-    save_weights,
+    read_weights,
     tensors_to_reset,
+    write_weights,
 )
 from gbattn.head import (
     REDUCTION,
@@ -788,14 +788,14 @@ def _save(model, folder: str | Path) -> None:
     }
     plan = type(model)(model.config, device="meta").state_dict()
     check_weights("model", weights, plan, "as its config says")
-    save_weights(Path(folder), _FORMAT, model.config.to_dict(), weights)
+    write_weights(Path(folder), _FORMAT, model.config.to_dict(), weights)
 
 # %% ../nbs/13_language_model.ipynb #1bed19e3
 def _load(kind: type, folder: str | Path, device, dtype) -> LanguageModel:
     check(folder=(folder, PATH))
     device_of_weights(device, dtype)
     folder = Path(folder)
-    entries, saved, weights = load_weights(folder, _FORMAT)
+    entries, saved, weights = read_weights(folder, _FORMAT)
     config, path = _config_of(folder, entries, len(weights)), folder / WEIGHTS
     got = f"the weights of another config than that in {CONFIG}"
     want = "the two files of one save_pretrained"
@@ -837,12 +837,7 @@ class ParameterCount(NamedTuple):
 
 
 def parameter_count(config: ModelConfig) -> ParameterCount:
-    """Count the parameters of a model, tied tables once, without allocating them.
-
-    Notes
-    -----
-    Source: chapter 13.
-    """
+    """Count the parameters of a model, tied tables once, without allocating them."""
     return _count(LanguageModel(config, device="meta"))
 
 

@@ -44,7 +44,7 @@ def checksum(weights: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save_weights(folder: Path, kind: str, config: dict, weights: dict[str, torch.Tensor]) -> None:
+def write_weights(folder: Path, kind: str, config: dict, weights: dict[str, torch.Tensor]) -> None:
     """Write both files, each whole or not at all; `kind` names the format in both.
 
     Raises `ArgumentError` for weights that could not be restored: without memory, or two of them in one place. Equal
@@ -69,7 +69,7 @@ def save_weights(folder: Path, kind: str, config: dict, weights: dict[str, torch
     write_atomic(folder / CONFIG, readable.encode() + b"\n")
 
 
-def load_weights(folder: Path, kind: str) -> tuple[dict, object, dict[str, torch.Tensor]]:
+def read_weights(folder: Path, kind: str) -> tuple[dict, object, dict[str, torch.Tensor]]:
     """Return the config in ``config.json``, that in the file of the weights, and the weights.
 
     Raises `ArgumentError`, which names the file, if one is missing, damaged or of another format.

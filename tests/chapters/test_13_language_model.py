@@ -21,7 +21,7 @@ from claims import Disagreement, claim, compare
 from gbattn import layers
 from gbattn.attention import alibi, padding_mask, sliding_window
 from gbattn.cost import count_flops, count_kernels, count_saved_bytes
-from gbattn.ground.weights import save_weights
+from gbattn.ground.weights import write_weights
 from gbattn.head import loss_of_logits, next_token_probabilities
 from gbattn.language_model import (
     LanguageModel,
@@ -1234,7 +1234,7 @@ FORMAT = "gbattn language model 2"
 
 def rewrite(folder, config, weights):
     """Files from elsewhere, with a checksum that fits."""
-    save_weights(folder, FORMAT, config, weights)
+    write_weights(folder, FORMAT, config, weights)
 
 
 def refuses(folder, name):

@@ -8,7 +8,7 @@ import torch
 from refusals import refused
 
 from gbattn.ground import weights as module
-from gbattn.ground.weights import CONFIG, WEIGHTS, check_weights, checksum, load_weights, save_weights
+from gbattn.ground.weights import CONFIG, WEIGHTS, check_weights, checksum, read_weights, write_weights
 
 KIND = "a test 1"
 CONFIGURED = {"width": 3, "name": "ä"}
@@ -22,7 +22,7 @@ def drawn(seed=0):
 
 @pytest.fixture
 def saved(tmp_path):
-    save_weights(tmp_path, KIND, CONFIGURED, drawn())
+    write_weights(tmp_path, KIND, CONFIGURED, drawn())
     return tmp_path
 
 
@@ -32,7 +32,7 @@ def alike(one, other):
 
 
 def test_what_is_saved_is_loaded(saved):
-    entries, config, weights = load_weights(saved, KIND)
+    entries, config, weights = read_weights(saved, KIND)
     assert entries == config == CONFIGURED and alike(weights, drawn())
     assert sorted(path.name for path in saved.iterdir()) == [CONFIG, WEIGHTS]
 
@@ -41,13 +41,13 @@ def test_equal_weights_give_equal_bytes(tmp_path):
     files = set()
     for order in (1, -1):
         weights = dict([*drawn().items()][::order])
-        save_weights(tmp_path, KIND, CONFIGURED, weights)
+        write_weights(tmp_path, KIND, CONFIGURED, weights)
         files.add((tmp_path / CONFIG).read_bytes() + (tmp_path / WEIGHTS).read_bytes())
     assert len(files) == 1
 
 
 def test_loaded_weights_do_not_change_with_the_file(saved):
-    _, _, weights = load_weights(saved, KIND)
+    _, _, weights = read_weights(saved, KIND)
     content = (saved / WEIGHTS).read_bytes()
     with (saved / WEIGHTS).open("r+b") as file:
         file.write(bytes(len(content)))
@@ -68,7 +68,7 @@ def test_the_checksum_is_of_names_and_bytes():
 def test_a_missing_file_is_named(saved, name):
     (saved / name).unlink()
     with refused(str(saved)) as caught:
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
     assert name in caught.value.got
 
 
@@ -78,22 +78,22 @@ def test_a_file_cut_off_is_named(saved, name, keep):
     path = saved / name
     path.write_bytes(path.read_bytes()[: keep - (name == CONFIG) if keep < 0 else keep])
     with refused(str(path)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_another_format_is_named(saved, name):
-    save_weights(saved / "other", KIND + "1", CONFIGURED, drawn())
+    write_weights(saved / "other", KIND + "1", CONFIGURED, drawn())
     (saved / "other" / name).replace(saved / name)
     with refused(str(saved / name)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 @pytest.mark.parametrize("content", ["[1]", "null", "{}", '{"format": [1]}', "[" * 100_000])
 def test_a_config_from_elsewhere_is_named(saved, content):
     (saved / CONFIG).write_text(content)
     with refused(str(saved / CONFIG)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_metadata_from_elsewhere_is_named(saved, metadata):
 
     save_file(drawn(), saved / WEIGHTS, metadata=metadata and {"gbattn": metadata})
     with refused(str(saved / WEIGHTS)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 def test_a_flipped_bit_of_the_weights_is_found(saved):
@@ -114,7 +114,7 @@ def test_a_flipped_bit_of_the_weights_is_found(saved):
     content[-5] ^= 4
     path.write_bytes(content)
     with refused(str(path)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 def test_a_flipped_bit_in_the_header_is_found_or_changed_nothing(saved):
@@ -127,7 +127,7 @@ def test_a_flipped_bit_in_the_header_is_found_or_changed_nothing(saved):
         content[place // 8] ^= 1 << place % 8
         path.write_bytes(content)
         try:
-            _, config, weights = load_weights(saved, KIND)
+            _, config, weights = read_weights(saved, KIND)
         except ValueError as error:
             assert error.argument == str(path)
             found += 1
@@ -145,13 +145,13 @@ def test_a_shape_that_torch_cannot_hold(saved):
     header = json.dumps(header).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + body)
     with refused(str(path)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 def test_a_pickle_is_not_read(saved):
     torch.save(drawn(), saved / WEIGHTS)
     with refused(str(saved / WEIGHTS)):
-        load_weights(saved, KIND)
+        read_weights(saved, KIND)
 
 
 def test_a_full_disk_leaves_the_old_files(saved, monkeypatch):
@@ -163,9 +163,9 @@ def test_a_full_disk_leaves_the_old_files(saved, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError):
-        save_weights(saved, KIND, CONFIGURED, drawn(1))
+        write_weights(saved, KIND, CONFIGURED, drawn(1))
     assert calls and sorted(path.name for path in saved.iterdir()) == [CONFIG, WEIGHTS]
-    assert alike(load_weights(saved, KIND)[2], drawn())
+    assert alike(read_weights(saved, KIND)[2], drawn())
 
 
 @pytest.mark.parametrize("fault", ["meta", "shared"])
@@ -173,14 +173,14 @@ def test_weights_that_could_not_be_restored_are_not_written(tmp_path, fault):
     weights = drawn()
     weights["again"] = weights["a"].to("meta") if fault == "meta" else weights["a"]
     with refused("model") as caught:
-        save_weights(tmp_path / "new", KIND, CONFIGURED, weights)
+        write_weights(tmp_path / "new", KIND, CONFIGURED, weights)
     assert "again" in caught.value.got and not (tmp_path / "new").exists()
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("mine")
     with refused("folder"):
-        save_weights(tmp_path / "file", KIND, CONFIGURED, drawn())
+        write_weights(tmp_path / "file", KIND, CONFIGURED, drawn())
     assert (tmp_path / "file").read_text() == "mine"
 
 
