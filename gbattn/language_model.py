@@ -63,7 +63,7 @@ from gbattn.head import (
     seed_of,
     write_tokens,
 )
-from .layers import MultiHeadAttention, Trace, are_plain
+from .layers import AttentionCall, MultiHeadAttention, Trace, are_plain
 from .positions import RotaryAngles
 
 # %% ../nbs/13_language_model.ipynb #35e04121
@@ -365,19 +365,19 @@ def _residual_stream(model, tokens, call: _Call, states=None, traces=None):
         h = h + _position_vectors(model, tokens, positions, past)
         positions = None  # the blocks have no other
     h = nnf.dropout(h, model.config.dropout, model.training)
-    of_all = dict(causal=True, mask=mask, padding=call.padding)
-    of_all |= dict(positions=positions, score_mod=call.score_mod)
+    said = None, True, mask, call.padding, positions, None, call.score_mod
+    of_all = AttentionCall(*said)  # of every block; each has a cache of its own
     for block, cache in zip(model.blocks, caches):
         if states is not None:
             states.append(h)
         layer = block.attention
         if isinstance(layer, MultiHeadAttention) and layer.rotary is not None:
             angles = _angles(layer, h, positions, past, angles)
-            of_all["positions"] = angles
+            of_all = of_all._replace(positions=angles)
         if traces is None:
-            h = block(h, **of_all, cache=cache)
+            h = block(h, of_all._replace(cache=cache))
         else:
-            h, trace = block.explain(h, **of_all, cache=cache)
+            h, trace = block.explain(h, of_all._replace(cache=cache))
             traces.append(trace)
     return h
 

@@ -44,7 +44,7 @@ def longest(found, most):
 
 def test_modules_are_short():
     """Aim: 900 lines."""
-    assert not longest(((str(path.relative_to(ROOT)), len(path.read_text().splitlines())) for path in MODULES), 1250)
+    assert not longest(((str(path.relative_to(ROOT)), len(path.read_text().splitlines())) for path in MODULES), 1120)
 
 
 def test_classes_are_short():
@@ -72,12 +72,12 @@ def test_a_reader_sees_what_a_page_exports():
     """Aim: 40 % open."""
     cells = list(exported_cells())
     seen = sum(n for _, shown, n in cells if shown == "open")
-    assert seen / sum(n for *_, n in cells) >= 0.3
+    assert seen / sum(n for *_, n in cells) >= 0.4
 
 
 def test_folded_cells_are_short():
     """Aim: none of more than 40 lines."""
-    assert sum(n > 40 for _, shown, n in exported_cells() if shown != "open") <= 60
+    assert sum(n > 40 for _, shown, n in exported_cells() if shown != "open") <= 44
 
 
 CHECKS = re.compile(r"_?check\w*$|_?require$")
