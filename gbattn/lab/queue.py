@@ -9,11 +9,11 @@ from gbattn.experiments import SHARD, Experiment, PlannedRun, own_layers
 from gbattn.ground.arguments import COUNT, DICTIONARY, FLAG, PATH, check, optional, require
 from gbattn.ground.packages import check_packages
 from gbattn.lab.cluster import job_executor, wait_for_jobs
+from gbattn.lab.processes import check_precision
 from gbattn.lab.records import Plan, check_writable
 from gbattn.lab.texts import is_readers_own, own_folder
 from gbattn.lab.workers import Share, wait_for_workers, work_through
 from gbattn.language_model import model_cost
-from gbattn.lab.processes import check_precision
 
 
 def work_folder(work: str | Path | None = None) -> Path:

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from gbattn.corpora import Corpus
-from gbattn.lab.downloads import HUB
-from gbattn.lab.token_cache import MANIFEST, cache_root, load_corpus, open_corpus
 from gbattn.experiments import CorpusSpec
 from gbattn.ground.arguments import PATH, ArgumentError, check, optional
+from gbattn.lab.downloads import HUB
+from gbattn.lab.token_cache import MANIFEST, cache_root, load_corpus, open_corpus
 
 
 def is_readers_own(spec: CorpusSpec) -> bool:

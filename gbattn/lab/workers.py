@@ -27,9 +27,9 @@ from gbattn.ground.terminal import describe_error, printable
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.records import finished, from_elsewhere, home_of
 from gbattn.lab.texts import load_text
+from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, model_cost, parameter_count
 from gbattn.training import evaluate
-from gbattn.lab.training import train
 
 HOME = Path(gbattn.__file__).parent
 

@@ -225,6 +225,7 @@ def compare_arms(
 
 def say_compared(result: dict) -> str:
     """What a terminal shows of the result of `compare_arms`."""
+
     def number(x, form):
         return "–" if x is None or not math.isfinite(x) else format(x, form)
 

@@ -56,8 +56,8 @@ def evaluate_model(
     device : str, optional
         cpu or cuda; by default a GPU if there is one.
     """
-    from gbattn.training import evaluate
     from gbattn.lab.run_folder import RunFolder
+    from gbattn.training import evaluate
 
     check_options(split=split)
     for name, value in {"corpus": corpus, "split": split}.items():

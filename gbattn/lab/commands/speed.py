@@ -48,9 +48,9 @@ def measure_arms(
     import torch
 
     from gbattn.cost import measure_machine
-    from gbattn.language_model import LanguageModel, model_cost, parameter_count
-    from gbattn.lab.speed import measure_speed
     from gbattn.lab.processes import check_device
+    from gbattn.lab.speed import measure_speed
+    from gbattn.language_model import LanguageModel, model_cost, parameter_count
 
     check_options(model=model, dtype=dtype, arms=arms)
     room = room_for(model, 1, 32)  # a turn begins with one token

@@ -92,9 +92,9 @@ def train_model(
     capture : bool
         On a GPU: replay an update as one CUDA graph, for small models.
     """
-    from gbattn.language_model import LanguageModel, parameter_count
-    from gbattn.lab.run_folder import RunFolder
     from gbattn.lab.processes import check_precision
+    from gbattn.lab.run_folder import RunFolder
+    from gbattn.language_model import LanguageModel, parameter_count
 
     run = RunFolder(folder)
     check_options(tensorboard=tensorboard, capture=capture)
