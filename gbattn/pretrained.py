@@ -481,8 +481,6 @@ class GbattnModel(GbattnPreTrainedModel):
         """Replace the token embedding."""
         self.token_embedding = value
 
-    @merge_with_config_defaults
-    @capture_outputs
     def _angles_of(self, position_ids: torch.Tensor) -> dict[tuple, torch.Tensor]:
         """The angles of rotary positions, once for all layers that turn alike."""
         one = len(position_ids) == 1
@@ -493,6 +491,8 @@ class GbattnModel(GbattnPreTrainedModel):
                 angles[turn] = rotary_angles(places, layer.head_dim, layer.rotary)
         return angles
 
+    @merge_with_config_defaults
+    @capture_outputs
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
