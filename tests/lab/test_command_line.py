@@ -231,7 +231,7 @@ def test_words_that_the_parser_refuses(call, words, part):
 
 @pytest.mark.parametrize("package", ["tyro", "tokenizers", "accelerate", "safetensors.torch"])
 def test_without_an_extra(text, trained, tmp_path, call, monkeypatch, package):
-    """All are loaded by now, `trained` sees to it: a package that is half loaded would be no package that is missing."""
+    """All are loaded by now, `trained` sees to it: one that is half loaded is not one that is missing."""
     monkeypatch.setitem(sys.modules, package, None)
     corpus = tmp_path / "text"  # not in the cache
     corpus.mkdir()
