@@ -58,8 +58,7 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
 
 def repeat_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Repeat the heads of keys or values x (B, G, S, K) for the H/G queries of each."""
-    group = n_heads // x.shape[1]
-    return x if group == 1 else x.repeat_interleave(group, dim=1)
+    return x.repeat_interleave(n_heads // x.shape[1], dim=1)  # (B, H, S, K)
 
 
 def to_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:

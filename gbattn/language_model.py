@@ -162,10 +162,8 @@ def _check_layer(config: "ModelConfig", layer: int) -> None:
         ):
             raise
         # The base is this function's own: what was passed is ``positions``.
-        got = (
-            f"'rotary', and attention={options['attention']!r} with {error.got}"
-        )
-        want = f"'learned', or a layer that has {error.want}"
+        got = f"'rotary' with attention={options['attention']!r}"
+        want = f"'learned', as this layer wants rotary: {error.want}"
         raise ArgumentError("positions", got, want) from None
     except (RuntimeError, TypeError) as error:  # of torch, when bytes overflow
         got = f"a layer that cannot be built ({str(error).splitlines()[0]})"

@@ -90,7 +90,7 @@ class TwicingAttention(TwicingOptions):
             if m == self.rounds and inputs.rounds is None:
                 break
             if inputs.source is inputs.x:
-                v = repeat_heads(v, self.n_heads)
+                v = self._for_query_heads(v)
                 if inputs.cache is not None:
                     v = inputs.cache.newest(v, inputs.x.shape[1])
                 residual = None if inputs.rounds is None else from_heads(v)
@@ -100,5 +100,9 @@ class TwicingAttention(TwicingOptions):
                 v = v - to_heads(c, self.n_heads)  # what this round left
                 if inputs.cache is not None:
                     v = inputs.cache.extend(f"residual{m}", v)
-                k = repeat_heads(k, self.n_heads)
+                k = self._for_query_heads(k)
         return F
+
+    def _for_query_heads(self, x: torch.Tensor) -> torch.Tensor:
+        one_each = x.shape[1] == self.n_heads
+        return x if one_each else repeat_heads(x, self.n_heads)
