@@ -163,7 +163,7 @@ class TorchAttention(nn.Module):
 
     Parameters
     ----------
-    layer : MultiHeadAttention
+    layer : gbattn.layers.MultiHeadAttention
         Of any kind; the attribute ``layer``.
     batch_first : bool
         Whether tokens are (B, T, D); (T, B, D) otherwise, torch's default.
@@ -282,7 +282,7 @@ class DecodeStep(nn.Module):
     ----------
     module : torch.nn.Module
         A layer or `gbattn.language_model.LanguageModel`.
-    cache : StaticCache or list of StaticCache
+    cache : gbattn.cache.StaticCache or list
         What the module takes as ``cache``. Filled or not; the step continues from it.
     **options
         Further arguments of each call, such as ``causal=True``.

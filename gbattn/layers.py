@@ -488,7 +488,7 @@ class AttentionLayer(nn.Module):
             Integers (T,) or (B, T), for rotary positions; counted from the start of
             the sequence by default, as those of a context always are. Or what
             `rotary_positions` returned.
-        cache : KeyValueCache, optional
+        cache : gbattn.cache.KeyValueCache, optional
             From `make_cache`. Then x holds the tokens that follow those in the cache,
             and S counts both; needs ``causal=True``. A context continues the one in
             the cache: (B, 0, D) adds nothing to it, and the S keys are those computed
@@ -770,7 +770,7 @@ class MultiHeadAttention(AttentionHeads):
         Whether the projections have biases.
     dropout : float
         Probability with which an attention weight is dropped while training.
-    rotary : float, Rotary or dict, optional
+    rotary : float, gbattn.positions.Rotary or dict, optional
         Base of rotary positions, such as 10000.0, or a `gbattn.positions.Rotary` or
         its fields; without it the layer does not depend on positions.
     causal : bool
@@ -862,7 +862,7 @@ class LinearAttention(MultiHeadAttention):
     ----------
     d_model, n_heads, n_kv_heads, bias, causal, qk_norm, shift, device, dtype
         As in `MultiHeadAttention`.
-    rotary : float, Rotary or dict, optional
+    rotary : float, gbattn.positions.Rotary or dict, optional
         As in `MultiHeadAttention`, with ``feature_map="identity"`` alone: a positive
         feature that is rotated can become negative.
     dropout : float

@@ -500,6 +500,7 @@ class SummedLoss(nn.Module):
         self.model, self.loss = model, summed_loss_of(model)
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Return the summed loss of a batch in nats, one number."""
         return self.loss(*batch)
 
 # %% ../nbs/15_training.ipynb #5f1c21a7

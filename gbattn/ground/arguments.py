@@ -11,7 +11,8 @@ from gbattn.ground.terminal import printable
 
 
 class ArgumentError(ValueError):
-    """A bad argument: its message is ``argument: got …; want …``.
+    """A bad argument: its message is ``argument: got …; want …``. All three are attributes, so that nobody needs to
+    read them out of the message.
 
     Parameters
     ----------
@@ -21,8 +22,6 @@ class ArgumentError(ValueError):
         What was passed: a short description, not the array itself.
     want : str
         What would be accepted.
-
-    All three are attributes, so that nobody needs to read them out of the message.
     """
 
     def __init__(self, argument: str, got: object, want: str):

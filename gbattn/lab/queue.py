@@ -42,7 +42,7 @@ def run_experiment(
 
     Parameters
     ----------
-    experiment : Experiment, str, Path or Plan
+    experiment : gbattn.experiments.Experiment, str, Path or gbattn.lab.records.Plan
         What `find_experiment` takes, or a `gbattn.lab.records.Plan`, which has folder and corpora.
     workers : int
         Processes, each with one thread of torch; 1 is this process, with the threads it has. All of them train on the

@@ -105,7 +105,7 @@ class Plan:
 
     Parameters
     ----------
-    experiment : Experiment, str or Path
+    experiment : gbattn.experiments.Experiment, str or Path
         What `find_experiment` takes.
     folder : str or Path, optional
         The folder of records; `gbattn.ground.records.results_folder` by default.

@@ -15,7 +15,7 @@ class TextStream:
 
     Parameters
     ----------
-    corpus : Corpus
+    corpus : gbattn.corpora.Corpus
         What spells the tokens.
     stop : sequence of str
         A text ends before the first of these that is complete.

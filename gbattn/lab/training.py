@@ -305,7 +305,7 @@ def train(
         of the model itself.
     corpus : gbattn.corpora.Corpus
         Or anything with token ids of shape (n,) as ``train`` and ``valid``.
-    config : TrainConfig
+    config : gbattn.training.TrainConfig
         All settings.
     folder : str or Path, optional
         Where checkpoints go, one folder each; the newest and the best are kept. If
@@ -318,7 +318,7 @@ def train(
         Whether to draw a progress bar on standard error.
     tensorboard : bool
         Whether to write TensorBoard's files to ``folder/tensorboard``.
-    rates : iterable of RateGroup
+    rates : iterable of gbattn.training.RateGroup
         Parameters that learn at a multiple of the learning rate; the others learn at
         the rate itself. With multiples of 1 the run gives the same bits as without.
     capture : bool
@@ -328,7 +328,7 @@ def train(
 
     Returns
     -------
-    History
+    gbattn.training.History
 
     Raises
     ------
