@@ -13,7 +13,7 @@ in the notebook            on the page
 ``eval: false``            shown, not run; so is a test flag of settings.ini
 ``echo: false``            output only
 ``output: false``          code only
-``code-fold: true``        the code is folded
+``code-fold: true``        the code is folded; a folded export says what it defines
 ``export`` and kin         the badge "in the library" (see _static/book.css), and
                            docstrings down to their summary: the rest is on the
                            library page
@@ -140,6 +140,13 @@ def with_short_docstrings(code: str) -> str:
     return "\n".join(lines)
 
 
+def names_in(code: str) -> str:
+    """The functions and classes that code defines; at most four are named."""
+    documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = [node.name for node in ast.parse(code).body if isinstance(node, documented)]
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+
+
 def page_cell(cell: dict, flags=()) -> tuple[dict | None, list[str]]:
     """A cell as the page wants it (None: not at all), and complaints about it."""
     source = "".join(cell["source"])  # a notebook may store a list of lines
@@ -154,8 +161,12 @@ def page_cell(cell: dict, flags=()) -> tuple[dict | None, list[str]]:
         code = with_short_docstrings(code)
     metadata = dict(cell.get("metadata", {}))
     metadata["tags"] = list(dict.fromkeys([*metadata.get("tags", []), *tags]))
-    if figure := figure_of(directives):
-        metadata["mystnb"] = {**metadata.get("mystnb", {}), **figure}
+    on_page = figure_of(directives)
+    if {"export", "hide-input"} <= set(tags) and (names := names_in(code)):
+        on_page["code_prompt_show"] = f"Show {names}"
+        on_page["code_prompt_hide"] = f"Hide {names}"
+    if on_page:
+        metadata["mystnb"] = {**metadata.get("mystnb", {}), **on_page}
     return {**cell, "source": code, "metadata": metadata}, trouble
 
 

@@ -67,6 +67,14 @@ def test_tags_that_were_there_stay():
     assert shown("#| export\nx = 1", tags=["kept"])[1]["tags"] == ["kept", "export"]
 
 
+def test_a_folded_export_says_what_it_defines():
+    prompt = lambda source: shown(source)[1].get("mystnb", {}).get("code_prompt_show")
+    fold = "#| code-fold: true\n#| export\n"
+    assert prompt(f"{fold}x = 1\ndef f(): ...\nclass C: ...") == "Show f, C"
+    assert prompt(fold + "\n".join(f"def f{i}(): ..." for i in range(5))) == "Show f0, f1, f2, f3 …"
+    assert prompt(f"{fold}x = 1") is None and prompt("#| export\ndef f(): ...") is None
+
+
 @pytest.mark.parametrize(
     "written, read",
     [
