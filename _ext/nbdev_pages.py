@@ -141,9 +141,10 @@ def with_short_docstrings(code: str) -> str:
 
 
 def names_in(code: str) -> str:
-    """The functions and classes that code defines; at most four are named."""
-    documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    names = [node.name for node in ast.parse(code).body if isinstance(node, documented)]
+    """The functions and classes that code defines, else its constants; at most four are named."""
+    body, documented = ast.parse(code).body, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = [node.name for node in body if isinstance(node, documented)]
+    names = names or [target.id for node in body for target in getattr(node, "targets", []) if hasattr(target, "id")]
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 

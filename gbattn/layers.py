@@ -67,11 +67,11 @@ class Round(NamedTuple):
     """One round of a layer, as `explain` records it; None where an entry has no
     meaning."""
 
-    weights: torch.Tensor | None = None  # (B, H, T, S)
-    residual: torch.Tensor | None = None  # (B, T, D), the input of the round
-    correction: torch.Tensor | None = None  # (B, T, D), its output
-    gate: torch.Tensor | None = None  # (B, T, D)
-    estimate: torch.Tensor | None = None  # (B, T, D), F after the round
+    weights: torch.Tensor | None = None  #: (B, H, T, S)
+    residual: torch.Tensor | None = None  #: (B, T, D), the input of the round
+    correction: torch.Tensor | None = None  #: (B, T, D), its output
+    gate: torch.Tensor | None = None  #: (B, T, D)
+    estimate: torch.Tensor | None = None  #: (B, T, D), F after the round
 
 
 class Trace(NamedTuple):
@@ -113,14 +113,14 @@ class AttentionInputs(NamedTuple):
     first of these tokens. `attend_heads` takes all three as they are.
     """
 
-    x: torch.Tensor  # (B, T, D), queries are made of it
-    source: torch.Tensor  # (B, S, D), keys and values are: x or the context
+    x: torch.Tensor  #: (B, T, D), queries are made of it
+    source: torch.Tensor  #: (B, S, D), keys and values are: x or the context
     mask: torch.Tensor | None
     causal: bool
-    angles: tuple[torch.Tensor, torch.Tensor] | None  # of queries and of keys
+    angles: tuple[torch.Tensor, torch.Tensor] | None  #: of queries and of keys
     cache: KeyValueCache | None
-    rounds: list[Round] | None  # a list in `explain`, None in `forward`
-    padding: torch.Tensor | None = None  # (B, S), True = real; in the mask, too
+    rounds: list[Round] | None  #: a list in `explain`, None in `forward`
+    padding: torch.Tensor | None = None  #: (B, S), True = real; in the mask, too
     score_mod: Callable | None = None
 
 # %% ../nbs/06c_layers.ipynb #8dec6bb5
@@ -129,12 +129,6 @@ def check_no_dropout(dropout: float, why: str) -> None:
     """Require ``dropout=0`` of a layer that cannot drop attention weights."""
     check(dropout=(dropout, PROBABILITY))
     require(dropout == 0, "dropout", dropout, f"0: {why}")
-
-
-_REAL: Rule = (
-    lambda dtype: dtype == torch.bool or INTEGRAL[0](dtype),
-    "torch.bool or an integer dtype, 1 = a real token",
-)
 
 # %% ../nbs/06c_layers.ipynb #5b0d7b61
 #| code-fold: true
@@ -650,8 +644,9 @@ class AttentionHeads(AttentionLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return the heads that projections q (B, T, D), k and v (B, S, G·K) attend
         with: mixed with the token before, normalised, turned by position, and after
-        those in the cache, by the weights of a module (by default the layer) and under
-        names with a suffix. Without k and v, only q's."""
+        those in the cache, under names with a suffix. The ``key_shift``,
+        ``value_shift``, ``query_norm`` and ``key_norm``, each a module or None, are
+        those of a module, by default the layer. Without k and v, only q's."""
         of, H, G = self if of is None else of, self.n_heads, self.n_kv_heads
         for name, x, heads in (("query", q, H), ("key", k, G), ("value", v, G)):
             # What is sharded over devices must not pass for heads of smaller width.
@@ -839,7 +834,8 @@ class MultiHeadAttention(AttentionHeads):
         self, inputs: AttentionInputs, q, k, v
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return A v with its heads merged, (B, T, D), and A (B, H, T, S) in
-        `explain`, None in `forward`."""
+        `explain`, None in `forward`; of queries (B, H, T, K), keys (B, G, S, K) and
+        values (B, G, S, K), those of the past first."""
         hiding = inputs.mask, inputs.causal, inputs.score_mod
         if inputs.rounds is None:
             dropout_p = self.dropout if self.training else 0.0
@@ -939,7 +935,7 @@ class LinearAttention(MultiHeadAttention):
         self, inputs: AttentionInputs, k, v, suffix: str = ""
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the features of the keys and the values, with a column of ones
-        where the weights are summed."""
+        where the weights are summed. There is one memory, whatever the suffix."""
         k, v = self.key_value_heads(inputs, k, v)
         k = self._features(k)
         if self.feature_map == "elu":

@@ -72,7 +72,8 @@ def test_a_folded_export_says_what_it_defines():
     fold = "#| code-fold: true\n#| export\n"
     assert prompt(f"{fold}x = 1\ndef f(): ...\nclass C: ...") == "Show f, C"
     assert prompt(fold + "\n".join(f"def f{i}(): ..." for i in range(5))) == "Show f0, f1, f2, f3 …"
-    assert prompt(f"{fold}x = 1") is None and prompt("#| export\ndef f(): ...") is None
+    assert prompt(f"{fold}x = y = 1") == "Show x, y"
+    assert prompt(f"{fold}print()") is None and prompt("#| export\ndef f(): ...") is None
 
 
 @pytest.mark.parametrize(
