@@ -114,7 +114,7 @@ class AttentionInputs(NamedTuple):
     """
 
     x: torch.Tensor  #: (B, T, D), queries are made of it
-    source: torch.Tensor  #: (B, S, D), keys and values are: x or the context
+    source: torch.Tensor  #: (B, S, D), x or the context, of which keys and values are made
     mask: torch.Tensor | None
     causal: bool
     angles: tuple[torch.Tensor, torch.Tensor] | None  #: of queries and of keys
