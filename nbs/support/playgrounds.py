@@ -46,6 +46,16 @@ FIGURES = {
             ("lines", "local lines instead of averages", False),
         ],
     ),
+    "retrieve": (
+        "A state among five stored patterns on a circle, and its path when it is averaged again and again.",
+        290,
+        [
+            ("x", "state, across", -1.2, 1.2, 0.05, 0.4),
+            ("y", "state, up", -1.2, 1.2, 0.05, 0.25),
+            ("beta", "β", -0.5, 1.5, 0.05, 0.3),
+            ("steps", "steps", 1, 20, 1, 5),
+        ],
+    ),
     "boost": (
         "On the left noisy points around a wave with the boosted estimate; on the right the risk against the rounds.",
         245,

@@ -1,6 +1,7 @@
 """The figures to play with compute, in a browser, what the library computes; and they answer to hand and keyboard."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from test_browser import browser, tab  # noqa: F401
 
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.boosting import boosted_smoother, l2_boost
+from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
 from gbattn.smoothers import bias_variance, kernel_smoother
 from support.playgrounds import COLOURS, FIGURES, play
@@ -57,6 +59,15 @@ def test_the_smooth_of_a_wave_is_the_librarys(compute, rounds, lines):
     wanted = bias_variance(boosted_smoother(S, rounds), truth, 0.3)
     assert (found["F"] - l2_boost(S, y, rounds)[:, 0]).abs().max() < EXACT
     assert abs(found["bias"] - wanted.squared_bias) < EXACT and abs(found["risk"] - wanted.risk) < EXACT
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.2, 20.0])
+def test_the_path_of_a_state_is_the_librarys(compute, beta):
+    patterns = torch.tensor([[1, 0], [0.31, 0.95], [-0.81, 0.59], [-0.81, -0.59], [0.31, -0.95]], dtype=torch.float64)
+    start = torch.tensor([[0.4, -0.3]], dtype=torch.float64)
+    found = compute("retrieve", x=0.4, y=-0.3, beta=math.log10(beta), steps=7)
+    wanted = retrieve(start, patterns, steps=7, beta=beta, path=True)
+    assert (found["states"] - wanted[:, 0]).abs().max() < EXACT
 
 
 @pytest.mark.parametrize(("place", "rounds"), [(0, 1), (9, 10), (22, 45)])
@@ -109,7 +120,7 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     assert seen() == start
 
 
-@pytest.mark.parametrize(("name", "moved"), [("fit", ["y1"]), ("second", ["x", "y"])])
+@pytest.mark.parametrize(("name", "moved"), [("fit", ["y1"]), ("second", ["x", "y"]), ("retrieve", ["x", "y"])])
 def test_a_point_is_dragged(page, name, moved):
     root = page.locator(f"#play-{name}")
     values = lambda: [root.locator(f"input[name={one}]").input_value() for one in moved]
