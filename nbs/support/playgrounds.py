@@ -7,10 +7,12 @@ import html
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from IPython.display import HTML
 
 from gbattn.conventions import colour_of
+from gbattn.signal import recursion
 
 FOLDER = Path(__file__).parent / "play"
 STYLE = """
@@ -52,7 +54,7 @@ FIGURES = {
         [
             ("x", "state, across", -1.2, 1.2, 0.05, 0.4),
             ("y", "state, up", -1.2, 1.2, 0.05, 0.25),
-            ("beta", "β", -0.5, 1.5, 0.05, 0.3),
+            ("beta", "β", -0.5, 1.5, 0.05, 0.6),
             ("steps", "steps", 1, 20, 1, 5),
         ],
     ),
@@ -65,6 +67,11 @@ FIGURES = {
             ("bandwidth", "bandwidth", 0.04, 0.3, 0.005, 0.12),
             ("noise", "noise", 0, 1, 0.05, 0.4),
         ],
+    ),
+    "depth": (
+        "The Jacobian norm against depth on a logarithmic axis, a curve for each of LayerNorm, DyT and Derf.",
+        250,
+        [("alpha", "slope α", 0, 7, 1, 3), ("depth", "depth", 2, 64, 2, 64)],
     ),
     "second": (
         "A token x among five others, what attention makes of it, F, the residual x − F, and a gated second round.",
@@ -79,6 +86,31 @@ FIGURES = {
         ],
     ),
 }
+ALPHAS = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0]
+DEPTHS = [*range(0, 65, 2)]
+
+
+def _growth() -> dict:
+    """What the recursion of chapter 12 says of each normaliser at each depth."""
+    norms = {"layernorm": recursion(64).forward_J[DEPTHS]}
+    for name in ("dyt", "derf"):
+        norms[name] = (
+            recursion(64, normalizer=name, alpha=np.array(ALPHAS))
+            .forward_J[DEPTHS]
+            .T
+        )
+    rounded = {
+        name: [[float(f"{J:.4g}") for J in row] for row in np.atleast_2d(found)]
+        for name, found in norms.items()
+    }
+    return {
+        "alphas": ALPHAS,
+        "depths": DEPTHS,
+        "norms": rounded | {"layernorm": rounded["layernorm"][0]},
+    }
+
+
+DATA = {"depth": _growth}  # what a figure draws and does not compute
 COLOURS = {
     "first": colour_of("softmax attention"),
     "second": colour_of("boosted attention"),
@@ -103,11 +135,12 @@ def play(name: str) -> HTML:
     """Return a figure to play with, one of `FIGURES`."""
     alt, height, inputs = FIGURES[name]
     rows = "".join(_row(*one) for one in inputs)
+    given = COLOURS | ({"data": DATA[name]()} if name in DATA else {})
     common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
     return HTML(
         f'<div class="play" id="play-{name}" role="group" aria-label="{html.escape(alt)}"><style>{STYLE}</style>'
         f'<svg viewBox="0 0 600 {height}" role="img" aria-label="{html.escape(alt)}"></svg>'
         f'<p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
         f"<script>{{\n{common}\nplay(document.currentScript.parentElement, (\n{own.rstrip().rstrip(';')}\n)"
-        f"({json.dumps(COLOURS)}));\n}}</script></div>"
+        f"({json.dumps(given)}));\n}}</script></div>"
     )

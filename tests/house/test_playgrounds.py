@@ -11,6 +11,7 @@ from gbattn.boosted import GradientBoostedAttention
 from gbattn.boosting import boosted_smoother, l2_boost
 from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
+from gbattn.signal import recursion
 from gbattn.smoothers import bias_variance, kernel_smoother
 from support.playgrounds import COLOURS, FIGURES, play
 
@@ -81,6 +82,14 @@ def test_the_boosted_wave_and_its_risk_are_the_librarys(compute, place, rounds):
     for m, risk in found["risks"]:
         assert abs(risk - bias_variance(boosted_smoother(S, int(m), 0.35), truth, 0.5).risk) < EXACT
     assert found["best"][1] == found["risks"][:, 1].min()
+
+
+@pytest.mark.parametrize(("place", "alpha"), [(0, 0.1), (6, 1.4)])
+def test_the_growth_through_depth_is_the_librarys(compute, place, alpha):
+    found = compute("depth", alpha=place, depth=40)
+    for name in ("layernorm", "dyt", "derf"):
+        wanted = torch.from_numpy(recursion(40, normalizer=name, alpha=alpha).forward_J[::2])
+        assert len(found[name]) == 21 and (found[name] / wanted.flatten() - 1).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("sign", [False, True])
