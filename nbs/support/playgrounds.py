@@ -19,6 +19,7 @@ STYLE = """
 .play {max-width: 40rem; color: var(--pst-color-text-base, #222)}
 .play label {display: grid; grid-template-columns: 8.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
 .play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
+.play label:has(select) {grid-template-columns: 8.5rem 1fr}
 .play input[type=range] {width: 100%; min-width: 0}
 .play svg {width: 100%; height: auto; user-select: none}
 .play text {font: 15px sans-serif}
@@ -27,7 +28,7 @@ STYLE = """
 """
 
 # name: what a screen reader says of the picture, its height, and the inputs: name, label, then least, most, step and
-# start of a slider, or whether a box is checked
+# start of a slider, whether a box is checked, or what there is to choose from
 FIGURES = {
     "fit": (
         "Five points, the line fitted to them, dashed residuals, and the fit after a second round.",
@@ -123,6 +124,9 @@ COLOURS = {
 
 def _row(name, label, *slider) -> str:
     """One input with its label."""
+    if isinstance(slider[0], tuple):
+        choices = "".join(f'<option value="{i}">{html.escape(one)}</option>' for i, one in enumerate(*slider))
+        return f'<label>{html.escape(label)}<select name="{name}">{choices}</select></label>'
     if len(slider) == 1:
         checked = " checked" if slider[0] else ""
         return f'<label><input type="checkbox" name="{name}"{checked}>{html.escape(label)}</label>'

@@ -2,7 +2,7 @@
 // A figure is {compute(values) -> numbers, draw(numbers, values) -> SVG, tell(numbers, values) -> text}.
 // What carries data-drag="name" moves the input of that name; draw.value turns a height into a value.
 const play = (root, figure) => {
-  const inputs = [...root.querySelectorAll("input")];
+  const inputs = [...root.querySelectorAll("input, select")];
   const svg = root.querySelector("svg"), told = root.querySelector("p");
   const values = () => Object.fromEntries(
     inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : +e.value]));
@@ -17,7 +17,10 @@ const play = (root, figure) => {
   };
   root.addEventListener("input", show);
   root.querySelector("button").addEventListener("click", () => {
-    inputs.forEach(e => { e.value = e.defaultValue; e.checked = e.defaultChecked; });
+    inputs.forEach(e => {
+      if (e.options) e.selectedIndex = 0;
+      else { e.value = e.defaultValue; e.checked = e.defaultChecked; }
+    });
     show();
   });
   let held = null;
