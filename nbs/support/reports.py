@@ -16,14 +16,12 @@ import numpy as np
 from gbattn.comparison import (
     Row,
     compare,
-    losses_by_rate,
-    markdown_table,
     paired_interval,
     rates_at_edge,
     step_seconds,
     welch,
 )
-from gbattn.conventions import Record, load_records, put_to_test, quote
+from gbattn.conventions import Record, load_records, quote
 from gbattn.experiments import Arm, Experiment
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.records import Plan, records_of
@@ -291,25 +289,6 @@ class Report:
         claim = f"{first} has a perplexity {size} {direction} than {second}"
         return f"{claim} ({interval}): {verdict}"
 
-    def judge(self, claim: str, better: str, worse: str, *names: str) -> None:
-        """Put an ordering to the test, or print why that is not possible yet."""
-        row = self.draw(better, worse, *names)
-        if row is None:
-            state = self.state_of(better, worse, *names)
-            print(f"{claim}\n   not known yet: {state}\n")
-        elif why := self.doubt(row, better, worse, *names):
-            print(f"{claim}\n   open: {why}\n")
-        else:
-            put_to_test(
-                prediction=claim,
-                statistic=f"mean paired difference in test loss, nats, {row.pairs} pairs",
-                threshold="95 % interval below 0 (did not hold: above 0)",
-                observed=f"{row.difference:+.4f}  [{row.low:+.4f}, {row.high:+.4f}]",
-                holds={"held": True, "open": None, "did not hold": False}[
-                    ordering(row)
-                ],
-            )
-
     def gap(self, name: str) -> tuple[float, float, int]:
         """Return mean, standard deviation and number of the gaps, boosted minus wider,
         of an experiment."""
@@ -324,29 +303,6 @@ class Report:
             if not has_interval(row) or self.doubt(row, *of, name):
                 return 1.0
         return welch(*self.gap(smaller), *self.gap(larger)).p
-
-    def compare_gaps(self, claim: str, smaller: str, larger: str) -> None:
-        """Put to the test that the gap, boosted minus wider, of one experiment is
-        smaller than that of another, or print why that is not possible yet."""
-        of = "boosted_residual", "wider"
-        for name in (smaller, larger):
-            row = self.difference(*of, name)
-            if row is None:
-                print(f"{claim}\n   not known yet: `{name}`, {self.state(name)}\n")
-                return
-            if why := self.doubt(row, *of, name):
-                print(f"{claim}\n   open: `{name}`, {why}\n")
-                return
-        a, b = self.gap(smaller), self.gap(larger)
-        found = welch(*a, *b)
-        put_to_test(
-            prediction=claim,
-            statistic="difference of the two mean paired differences in test loss, nats; "
-            "Welch's t and its p",
-            threshold="below 0 with p below 0.05 (did not hold: above 0 with p below 0.05)",
-            observed=f"{a[0] - b[0]:+.4f}; t = {found.t:.2f}, p = {found.p:.3f}",
-            holds=found.t < 0 if found.p < 0.05 else None,
-        )
 
     # ---- One arm ----
 
@@ -394,67 +350,3 @@ class Report:
             if r.settings["id"] in self.effects
         ]
         return [self.effects[r.settings["id"]] for r in found]
-
-    # ---- Tables and figures ----
-
-    def table(self, *names: str, against: str = "standard") -> object:
-        """Return a comparison as a table of Markdown, at the seeds that all these
-        experiments have."""
-        seeds = self.shared_seeds(*names)
-        records = [
-            r
-            for name in names
-            for r in self.records(name)
-            if r.settings["seed"] in seeds
-        ]
-        rows, ran = [], {record.settings["arm"] for record in records}
-        for row in compare(records, reference=against) if against in ran else ():
-            home = [n for n in names if row.arm in self.arms(n)]
-            pair = self.difference(
-                row.arm, against, *dict.fromkeys([names[0], *home])
-            )
-            edge = row.arm in set().union(*map(self.untuned, home))
-            rows.append(
-                [
-                    row.label + " *" * edge,
-                    f"{row.n} of {row.n + row.diverged}" if row.diverged else row.n,
-                    f"{math.exp(row.mean):.2f}" if row.n else "diverged",
-                    f"{100 * row.sd:.1f}" if row.n > 1 else "",
-                    in_percent(row) if has_interval(pair) else "",
-                    f"{row.parameters / 1e3:,.0f}",
-                    f"{row.training_flops / 1e12:.1f}"
-                    if row.training_flops
-                    else "",
-                    f"{minutes(records, row.arm):.1f}" if row.n else "",
-                ]
-            )
-        missing = [
-            arm
-            for name in names
-            for arm in self.arms(name).values()
-            if arm.name not in ran
-        ]
-        rows += [[arm.label, 0, *[""] * 6] for arm in missing]
-        header = ["", "n", "perplexity", "sd, %"]
-        header += [f"against {against.replace('_', ' ')}, %"]
-        return markdown_table(
-            [*header, "thousand param.", "TFLOPs", "minutes"], rows
-        )
-
-    def sweep_table(self, name: str) -> object:
-        """Return the validation losses of a sweep, means over its seeds, as a table of
-        Markdown, a row for each arm, the lowest in bold."""
-        found = losses_by_rate(self.records(name))
-        rows, rates = [], sorted(set().union(*found.values()))
-        for arm in self.arms(name).values():
-            selected = found.get(arm.name, {})
-            cells = [
-                f"{selected[rate]:.3f}" if rate in selected else ""
-                for rate in rates
-            ]
-            if selected:
-                least = rates.index(min(selected, key=selected.get))
-                cells[least] = f"**{cells[least]}**"
-            rows.append([arm.label, *cells])
-        title = f"`{name.split('+')[0]}`"
-        return markdown_table([title, *(f"{rate:g}" for rate in rates)], rows)

@@ -1,15 +1,17 @@
 """The tables of chapter 18 and of the lab notebook, as Markdown, from the records."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 
-from gbattn.comparison import markdown_table
+from gbattn.comparison import compare, losses_by_rate, markdown_table
 from support.reports import (
     Report,
     has_interval,
     in_percent,
     in_short,
+    minutes,
     percent,
     signed,
 )
@@ -25,6 +27,65 @@ from support.verdicts import (
     planned_p,
     verdict,
 )
+
+
+def arms_table(report: Report, *names: str, against: str = "standard") -> object:
+    """Return a comparison of all arms as a table of Markdown, at the seeds that all these
+    experiments have."""
+    seeds = report.shared_seeds(*names)
+    records = [
+        r
+        for name in names
+        for r in report.records(name)
+        if r.settings["seed"] in seeds
+    ]
+    rows, ran = [], {record.settings["arm"] for record in records}
+    for row in compare(records, reference=against) if against in ran else ():
+        home = [n for n in names if row.arm in report.arms(n)]
+        pair = report.difference(
+            row.arm, against, *dict.fromkeys([names[0], *home])
+        )
+        edge = row.arm in set().union(*map(report.untuned, home))
+        rows.append(
+            [
+                row.label + " *" * edge,
+                f"{row.n} of {row.n + row.diverged}" if row.diverged else row.n,
+                f"{math.exp(row.mean):.2f}" if row.n else "diverged",
+                f"{100 * row.sd:.1f}" if row.n > 1 else "",
+                in_percent(row) if has_interval(pair) else "",
+                f"{row.parameters / 1e3:,.0f}",
+                f"{row.training_flops / 1e12:.1f}" if row.training_flops else "",
+                f"{minutes(records, row.arm):.1f}" if row.n else "",
+            ]
+        )
+    missing = [
+        arm
+        for name in names
+        for arm in report.arms(name).values()
+        if arm.name not in ran
+    ]
+    rows += [[arm.label, 0, *[""] * 6] for arm in missing]
+    header = ["", "n", "perplexity", "sd, %"]
+    header += [f"against {against.replace('_', ' ')}, %"]
+    return markdown_table([*header, "thousand param.", "TFLOPs", "minutes"], rows)
+
+
+def sweep_table(report: Report, name: str) -> object:
+    """Return the validation losses of a sweep, means over its seeds, as a table of
+    Markdown, a row for each arm, the lowest in bold."""
+    found = losses_by_rate(report.records(name))
+    rows, rates = [], sorted(set().union(*found.values()))
+    for arm in report.arms(name).values():
+        selected = found.get(arm.name, {})
+        cells = [
+            f"{selected[rate]:.3f}" if rate in selected else "" for rate in rates
+        ]
+        if selected:
+            least = rates.index(min(selected, key=selected.get))
+            cells[least] = f"**{cells[least]}**"
+        rows.append([arm.label, *cells])
+    title = f"`{name.split('+')[0]}`"
+    return markdown_table([title, *(f"{rate:g}" for rate in rates)], rows)
 
 
 def cell(

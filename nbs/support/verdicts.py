@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gbattn.comparison import Row, holm, paired_interval
+from gbattn.comparison import Row, holm, paired_interval, welch
 from gbattn.conventions import Record, put_to_test
 from gbattn.lab.catalogue import EXPERIMENTS
 from support.reports import Report, diverged, ordering, percent
@@ -244,6 +244,50 @@ def planned_p(report: Report) -> dict[tuple[str, ...], float]:
     """Return Holm's adjusted p of every planned comparison, all in one `family`."""
     found = family(report)
     return dict(zip(found, holm(list(found.values()))))
+
+
+def judge(report: Report, claim: str, better: str, worse: str, *names: str) -> None:
+    """Put an ordering to the test, or print why that is not possible yet."""
+    row = report.draw(better, worse, *names)
+    if row is None:
+        state = report.state_of(better, worse, *names)
+        print(f"{claim}\n   not known yet: {state}\n")
+    elif why := report.doubt(row, better, worse, *names):
+        print(f"{claim}\n   open: {why}\n")
+    else:
+        put_to_test(
+            prediction=claim,
+            statistic=f"mean paired difference in test loss, nats, {row.pairs} pairs",
+            threshold="95 % interval below 0 (did not hold: above 0)",
+            observed=f"{row.difference:+.4f}  [{row.low:+.4f}, {row.high:+.4f}]",
+            holds={"held": True, "open": None, "did not hold": False}[
+                ordering(row)
+            ],
+        )
+
+
+def compare_gaps(report: Report, claim: str, smaller: str, larger: str) -> None:
+    """Put to the test that the gap, boosted minus wider, of one experiment is
+    smaller than that of another, or print why that is not possible yet."""
+    of = "boosted_residual", "wider"
+    for name in (smaller, larger):
+        row = report.difference(*of, name)
+        if row is None:
+            print(f"{claim}\n   not known yet: `{name}`, {report.state(name)}\n")
+            return
+        if why := report.doubt(row, *of, name):
+            print(f"{claim}\n   open: `{name}`, {why}\n")
+            return
+    a, b = report.gap(smaller), report.gap(larger)
+    found = welch(*a, *b)
+    put_to_test(
+        prediction=claim,
+        statistic="difference of the two mean paired differences in test loss, nats; "
+        "Welch's t and its p",
+        threshold="below 0 with p below 0.05 (did not hold: above 0 with p below 0.05)",
+        observed=f"{a[0] - b[0]:+.4f}; t = {found.t:.2f}, p = {found.p:.3f}",
+        holds=found.t < 0 if found.p < 0.05 else None,
+    )
 
 
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:

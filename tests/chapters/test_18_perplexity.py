@@ -41,11 +41,13 @@ from support.reports import (
 from support.tables import (
     SHORT_TABLE,
     answer_table,
+    arms_table,
     family_table,
     few_pairs_table,
     settings_table,
     shift_table,
     short_table,
+    sweep_table,
 )
 from support.verdicts import (
     BASELINES,
@@ -135,7 +137,7 @@ def test_an_ordering_in_words_and_put_to_the_test(tmp_path, capsys, losses, word
     assert report.in_words("a", "b", *OF).startswith("a has a perplexity ")
     assert report.in_words("a", "b", *OF).endswith(end), report.in_words("a", "b", *OF)
     assert report.drawn == {OF: report.difference(*OF)}
-    report.judge("a before b", *OF)
+    verdicts.judge(report, "a before b", *OF)
     assert f"verdict     {word}\n" in capsys.readouterr().out
 
 
@@ -144,10 +146,10 @@ def test_a_run_that_diverged_leaves_an_ordering_open(tmp_path, capsys):
     report = Report(tmp_path, {"toy": TOY})
     assert report.doubt(report.difference(*OF), *OF) == "a run diverged"
     assert report.in_words("a", "b", *OF) == "how a compares with b is open: a run diverged"
-    report.judge("a before b", *OF)
-    report.compare_gaps("a claim", "toy", "toy")
+    verdicts.judge(report, "a before b", *OF)
+    verdicts.compare_gaps(report, "a claim", "toy", "toy")
     assert "open: a run diverged" in capsys.readouterr().out
-    assert "| standard | 2 of 3 |" in report.table("toy").data
+    assert "| standard | 2 of 3 |" in arms_table(report, "toy").data
 
 
 def test_a_rate_at_the_edge_leaves_an_ordering_open(tmp_path):
@@ -167,12 +169,12 @@ def test_a_rate_at_the_edge_leaves_an_ordering_open(tmp_path):
     assert report.doubt(report.difference("wider", "boosted_residual", "toy"), "wider", "x", "toy") is None
     assert report.p("standard", "wider", "toy") == 1, "what a doubt hangs on is not tested"
     assert verdict(report, OF, {}) == "rate at edge"
-    table = report.sweep_table("sweep").data.splitlines()
+    table = sweep_table(report, "sweep").data.splitlines()
     assert table[0] == "| `sweep` | 0.001 | 0.002 | 0.004 |" and table[2] == "| standard | **0.000** | 0.001 | 0.003 |"
 
 
 def test_a_comparison_as_a_table(report):
-    lines = report.table("toy").data.splitlines()
+    lines = arms_table(report, "toy").data.splitlines()
     assert lines[0] == "|  | n | perplexity | sd, % | against standard, % | thousand param. | TFLOPs | minutes |"
     boosted, _, standard = lines[2:]
     assert boosted == f"| boosted | 3 | {math.exp(4.9):.2f} | 10.0 | -18.1 (-18.1 to\xa0-18.1) | 2 | 2.0 | 1.0 |"
@@ -181,7 +183,7 @@ def test_a_comparison_as_a_table(report):
 
 def test_an_experiment_without_records_is_a_table_of_empty_rows(tmp_path):
     report = Report(tmp_path, {"toy": TOY})
-    assert report.table("toy").data.splitlines()[2:] == [f"| {arm.label} | 0 |  |  |  |  |  |  |" for arm in ARMS]
+    assert arms_table(report, "toy").data.splitlines()[2:] == [f"| {arm.label} | 0 |  |  |  |  |  |  |" for arm in ARMS]
 
 
 def test_what_an_arm_gains_is_paired_by_seed(report):
@@ -197,7 +199,7 @@ def test_two_gaps_are_compared(report, capsys):
     save(report.folder, later, LOSSES | {"wider": (4.5, 4.61, 4.7)})
     report.experiments["later"] = later
     assert report.gap("toy")[0] == pytest.approx(np.mean([-0.1, -0.15, 0.0]))
-    report.compare_gaps("the gap is smaller in toy", "toy", "later")
+    verdicts.compare_gaps(report, "the gap is smaller in toy", "toy", "later")
     assert "verdict     held" in capsys.readouterr().out
 
 
@@ -222,7 +224,7 @@ def test_a_sweep_of_two_seeds_is_a_table_of_means(tmp_path):
     for one in sweep.runs():
         found = dict(valid_loss=one.seed + 1000 * one.train.learning_rate, test_loss=1.0, diverged=False)
         Record("sweep", one.settings, found | dict(parameters=1, non_embedding=1)).save(one.name, tmp_path)
-    assert Report(tmp_path, {"sweep": sweep}).sweep_table("sweep").data.splitlines()[2] == (
+    assert sweep_table(Report(tmp_path, {"sweep": sweep}), "sweep").data.splitlines()[2] == (
         "| standard | **1.500** | 2.500 |"
     )
 
