@@ -461,7 +461,7 @@ def put_to_test(
     if getattr(holds, "nbytes", 0) == 1:  # a truth value of NumPy or torch
         holds = holds.item()
     check(holds=(holds, (one_of(True, False, None)[0], "True, False or None")))
-    verdicts = {True: "holds", False: "DOES NOT HOLD", None: "undecided"}
+    verdicts = {True: "held", False: "did not hold", None: "open"}
     lines = {
         "prediction": prediction,
         "statistic": statistic,

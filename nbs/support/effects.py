@@ -66,17 +66,8 @@ def first_block(model: LanguageModel, windows: torch.Tensor) -> dict:
     many nats the loss of all tokens rises without the attention, and without the
     feed-forward part."""
     some = windows.ndim == 2 and len(windows) > 0 and windows.shape[1] > 2
-    got, want = (
-        f"shape {tuple(windows.shape)}",
-        "one or more, of three tokens or more",
-    )
-    require(some, "windows", got, want)
-    some = windows.ndim == 2 and len(windows) > 0 and windows.shape[1] > 2
-    got, want = (
-        f"shape {tuple(windows.shape)}",
-        "one or more, of three tokens or more",
-    )
-    require(some, "windows", got, want)
+    want = "one or more, of three tokens or more"
+    require(some, "windows", f"shape {tuple(windows.shape)}", want)
     x, y = windows[:, :-1], windows[:, 1:].flatten()
     block, inputs_of = model.blocks[0], []
     loss = lambda: torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y)

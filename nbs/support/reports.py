@@ -1,6 +1,7 @@
-"""What the pages on the comparison share: their tables, numbers and verdicts, from the records of the experiments.
+"""What the records of the experiments say: differences, in numbers and in words.
 
-Chapter 18 and the lab notebook show these; the landing page and chapter 21 quote them.
+Chapter 18 and the lab notebook show these; the landing page and chapter 21 quote them. `verdicts` has the rules that
+decide, `tables` and `figures` what a reader sees.
 """
 
 import math
@@ -15,14 +16,12 @@ import numpy as np
 from gbattn.comparison import (
     Row,
     compare,
-    losses_by_rate,
-    markdown_table,
     paired_interval,
     rates_at_edge,
     step_seconds,
     welch,
 )
-from gbattn.conventions import Record, colour_of, load_records, put_to_test, quote
+from gbattn.conventions import Record, load_records, quote
 from gbattn.experiments import Arm, Experiment
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.records import Plan, records_of
@@ -94,12 +93,13 @@ def mean_in_short(differences: np.ndarray) -> str:
 
 def ordering(row: Row | None) -> str:
     """Return what a paired difference, better minus worse, decides about an ordering:
-    it ``holds``, is ``reversed`` or ``undecided``, or is ``not known yet``."""
+    it ``held``, it ``did not hold`` (the opposite is shown), it is ``open``, or
+    ``not known yet``."""
     if row is None:
         return "not known yet"
     if not has_interval(row) or row.low <= 0 <= row.high:
-        return "undecided"
-    return "holds" if row.high < 0 else "reversed"
+        return "open"
+    return "held" if row.high < 0 else "did not hold"
 
 
 def minutes(records: Iterable[Record], arm: str) -> float:
@@ -110,20 +110,6 @@ def minutes(records: Iterable[Record], arm: str) -> float:
         if r.settings["arm"] == arm and not r.measured["diverged"]
     ]
     return step_seconds(selected) * selected[0].measured["steps"] / 60
-
-
-def line_style(arm: str) -> dict:
-    """Return colour, line and label of an arm of the main tables, for matplotlib."""
-    lines = {
-        "wider": "--",
-        "wider_flops": ":",
-        "wider_time": "-.",
-        "boosted_input": "--",
-        "twicing_last2": "--",
-    }
-    arms = (*EXPERIMENTS["mini"].arms, *EXPERIMENTS["mini-arms"].arms)
-    of = next(a for a in arms if a.name == arm)
-    return dict(color=colour_of(of.method), ls=lines.get(arm, "-"), label=of.label)
 
 
 class Report:
@@ -291,36 +277,17 @@ class Report:
         if row is None:
             return f"how {first} compares with {second} is not known yet: not every planned pair is in"
         if why := self.doubt(row, better, worse, *names):
-            return f"how {first} compares with {second} is undecided: {why}"
+            return f"how {first} compares with {second} is open: {why}"
         size = f"{abs(percent(row.difference)):.1f} %"
         interval = f"{percent(row.low):+.1f} to {percent(row.high):+.1f} %, {row.pairs} pairs"
         direction = "lower" if row.difference < 0 else "higher"
         verdict = {
-            "holds": f"{first} wins",
-            "reversed": f"{second} wins",
-            "undecided": "undecided",
+            "held": f"{first} wins",
+            "did not hold": f"{second} wins",
+            "open": "open",
         }[ordering(row)]
         claim = f"{first} has a perplexity {size} {direction} than {second}"
         return f"{claim} ({interval}): {verdict}"
-
-    def judge(self, claim: str, better: str, worse: str, *names: str) -> None:
-        """Put an ordering to the test, or print why that is not possible yet."""
-        row = self.draw(better, worse, *names)
-        if row is None:
-            state = self.state_of(better, worse, *names)
-            print(f"{claim}\n   not known yet: {state}\n")
-        elif why := self.doubt(row, better, worse, *names):
-            print(f"{claim}\n   undecided: {why}\n")
-        else:
-            put_to_test(
-                prediction=claim,
-                statistic=f"mean paired difference in test loss, nats, {row.pairs} pairs",
-                threshold="95 % interval below 0 (reversed: above 0)",
-                observed=f"{row.difference:+.4f}  [{row.low:+.4f}, {row.high:+.4f}]",
-                holds={"holds": True, "undecided": None, "reversed": False}[
-                    ordering(row)
-                ],
-            )
 
     def gap(self, name: str) -> tuple[float, float, int]:
         """Return mean, standard deviation and number of the gaps, boosted minus wider,
@@ -328,28 +295,14 @@ class Report:
         found = np.subtract(*self.losses("boosted_residual", "wider", name))
         return float(found.mean()), float(found.std(ddof=1)), len(found)
 
-    def compare_gaps(self, claim: str, smaller: str, larger: str) -> None:
-        """Put to the test that the gap, boosted minus wider, of one experiment is
-        smaller than that of another, or print why that is not possible yet."""
+    def gap_p(self, smaller: str, larger: str) -> float:
+        """Return the p of Welch's test of two gaps; 1 if nothing can be said yet."""
         of = "boosted_residual", "wider"
         for name in (smaller, larger):
             row = self.difference(*of, name)
-            if row is None:
-                print(f"{claim}\n   not known yet: `{name}`, {self.state(name)}\n")
-                return
-            if why := self.doubt(row, *of, name):
-                print(f"{claim}\n   undecided: `{name}`, {why}\n")
-                return
-        a, b = self.gap(smaller), self.gap(larger)
-        found = welch(*a, *b)
-        put_to_test(
-            prediction=claim,
-            statistic="difference of the two mean paired differences in test loss, nats; "
-            "Welch's t and its p",
-            threshold="below 0 with p below 0.05 (fails: above 0 with p below 0.05)",
-            observed=f"{a[0] - b[0]:+.4f}; t = {found.t:.2f}, p = {found.p:.3f}",
-            holds=found.t < 0 if found.p < 0.05 else None,
-        )
+            if not has_interval(row) or self.doubt(row, *of, name):
+                return 1.0
+        return welch(*self.gap(smaller), *self.gap(larger)).p
 
     # ---- One arm ----
 
@@ -357,7 +310,9 @@ class Report:
         """Return the test losses of all runs of an arm that are in, and did not
         diverge."""
         records = [r for r in self.records(name) if r.settings["arm"] == arm]
-        return [r.measured["test_loss"] for r in records if not r.measured["diverged"]]
+        return [
+            r.measured["test_loss"] for r in records if not r.measured["diverged"]
+        ]
 
     def spread(self, arm: str, name: str) -> float:
         """Return the standard deviation of the test losses of an arm, in percent."""
@@ -395,65 +350,3 @@ class Report:
             if r.settings["id"] in self.effects
         ]
         return [self.effects[r.settings["id"]] for r in found]
-
-    # ---- Tables and figures ----
-
-    def table(self, *names: str, against: str = "standard") -> object:
-        """Return a comparison as a table of Markdown, at the seeds that all these
-        experiments have."""
-        seeds = self.shared_seeds(*names)
-        records = [
-            r
-            for name in names
-            for r in self.records(name)
-            if r.settings["seed"] in seeds
-        ]
-        rows, ran = [], {record.settings["arm"] for record in records}
-        for row in compare(records, reference=against) if against in ran else ():
-            home = [n for n in names if row.arm in self.arms(n)]
-            pair = self.difference(
-                row.arm, against, *dict.fromkeys([names[0], *home])
-            )
-            edge = row.arm in set().union(*map(self.untuned, home))
-            rows.append(
-                [
-                    row.label + " *" * edge,
-                    f"{row.n} of {row.n + row.diverged}" if row.diverged else row.n,
-                    f"{math.exp(row.mean):.2f}" if row.n else "diverged",
-                    f"{100 * row.sd:.1f}" if row.n > 1 else "",
-                    in_percent(row) if has_interval(pair) else "",
-                    f"{row.parameters / 1e3:,.0f}",
-                    f"{row.training_flops / 1e12:.1f}"
-                    if row.training_flops
-                    else "",
-                    f"{minutes(records, row.arm):.1f}" if row.n else "",
-                ]
-            )
-        missing = [
-            arm
-            for name in names
-            for arm in self.arms(name).values()
-            if arm.name not in ran
-        ]
-        rows += [[arm.label, 0, *[""] * 6] for arm in missing]
-        header = ["", "n", "perplexity", "sd, %"]
-        header += [f"against {against.replace('_', ' ')}, %"]
-        return markdown_table([*header, "thousand param.", "TFLOPs", "minutes"], rows)
-
-    def sweep_table(self, name: str) -> object:
-        """Return the validation losses of a sweep, means over its seeds, as a table of
-        Markdown, a row for each arm, the lowest in bold."""
-        found = losses_by_rate(self.records(name))
-        rows, rates = [], sorted(set().union(*found.values()))
-        for arm in self.arms(name).values():
-            selected = found.get(arm.name, {})
-            cells = [
-                f"{selected[rate]:.3f}" if rate in selected else ""
-                for rate in rates
-            ]
-            if selected:
-                least = rates.index(min(selected, key=selected.get))
-                cells[least] = f"**{cells[least]}**"
-            rows.append([arm.label, *cells])
-        title = f"`{name.split('+')[0]}`"
-        return markdown_table([title, *(f"{rate:g}" for rate in rates)], rows)

@@ -1,30 +1,17 @@
-"""The orderings that chapter 18 decides, the plans that they were judged by, and the tables that show them."""
+"""The comparisons that chapter 18 decides, the plans that they were judged by, and the rules that judge them."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
+from itertools import product
 from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
 
-from gbattn.comparison import (
-    Row,
-    holm,
-    markdown_table,
-    paired_interval,
-)
+from gbattn.comparison import Row, holm, paired_interval, welch
 from gbattn.conventions import Record, put_to_test
 from gbattn.lab.catalogue import EXPERIMENTS
-from support.reports import (
-    Report,
-    diverged,
-    has_interval,
-    in_percent,
-    in_short,
-    ordering,
-    percent,
-    signed,
-)
+from support.reports import Report, diverged, ordering, percent
 
 # What a sentence calls the two arms that decide, and the ten orderings with which the
 # comparison began (appendix Y).
@@ -42,27 +29,26 @@ ORDERINGS = {
     10: ("boosted_residual", "twicing", "mini"),
 }
 BOOSTED = "boosted_residual"
-# The columns of the page's table: the arm that boosted attention is compared with.
+# The columns of the large table of appendix Y: the arm that boosted attention is compared with.
 BASELINES = {
     "standard": "standard",
     "parameters": "wider",
     "flops": "wider_flops",
     "stack": "stack",
     "time": "wider_time",
+    "twicing": "twicing",
 }
 
 
 class Setting(NamedTuple):
-    """A row of the page's table: for each baseline the arm and the experiments that
-    compare it with boosted attention, and which of these comparisons were ``planned``
-    to decide, before their runs. A setting that is ``shown`` is in the table; all are
-    in the figure.
+    """A row of that table: for each baseline the arm and the experiments that compare
+    it with boosted attention, and which of these comparisons were ``planned`` to
+    decide, before their runs.
     """
 
     label: str
     against: dict[str, tuple[str, ...]]
     planned: tuple[str, ...]
-    shown: bool
     arm: str
 
     def of(self, baseline: str) -> tuple[str, ...]:
@@ -75,7 +61,6 @@ def setting(
     name: str,
     planned: str = "",
     *,
-    shown: bool = True,
     suffix: str = "",
     **others: str | tuple[str, ...],
 ) -> Setting:
@@ -89,7 +74,7 @@ def setting(
     for key, at in others.items():
         against[key] = arms[key], *((name, at) if isinstance(at, str) else at)
     arm = f"boosted{suffix}" if suffix else BOOSTED
-    return Setting(label, against, tuple(planned.split()), shown, arm)
+    return Setting(label, against, tuple(planned.split()), arm)
 
 
 _ONE, _TWO, _FOUR = (
@@ -97,15 +82,14 @@ _ONE, _TWO, _FOUR = (
     "parameters flops",
     "standard parameters flops time",
 )
-_HIDE = dict(shown=False)
 WARM = "mini-warm+mini-warm-again"
 AGAIN = "shift+shift-again"
-_SHIFTED = dict(planned="standard", suffix="_shift", **_HIDE)
+_SHIFTED = dict(planned="standard", suffix="_shift")
 SETTINGS = (
-    setting("width 64, short warm-up", "mini", _FOUR, time="mini-arms"),
     setting(
-        "short warm-up, 0.004 for all", "mini-common", time="mini-arms", **_HIDE
+        "width 64, short warm-up", "mini", f"{_FOUR} twicing", time="mini-arms"
     ),
+    setting("short warm-up, 0.004 for all", "mini-common", time="mini-arms"),
     setting(
         "long warm-up, each at its rate", "mini-long", _FOUR, time="mini-long-time"
     ),
@@ -130,11 +114,12 @@ SETTINGS = (
         "standard flops",
         suffix="_shift",
         stack="shift-stack",
+        twicing=("shift", "shift-stack"),
     ),
-    setting("attention dropout: three seeds", "mini-dropout", **_HIDE),
+    setting("attention dropout: three seeds", "mini-dropout"),
     setting("attention dropout: five new seeds", "mini-again", _TWO),
-    setting("a quarter of the text", "mini-quarter", **_HIDE),
-    setting("four times the text", "mini-fourfold", **_HIDE),
+    setting("a quarter of the text", "mini-quarter"),
+    setting("four times the text", "mini-fourfold"),
     setting("four times the text and the updates", "length", _ONE),
     setting(
         "four times both, every arm shifted",
@@ -143,19 +128,17 @@ SETTINGS = (
         suffix="_shift",
     ),
     setting("rotary positions, short warm-up", "mini-rotary"),
-    setting(
-        "rotary positions, 0.008, long warm-up", "shift-rotary-common", **_HIDE
-    ),
+    setting("rotary positions, 0.008, long warm-up", "shift-rotary-common"),
     setting("rotary positions, each at its rate", "shift-rotary"),
     setting("gutenberg-en, short warm-up", "mini-gutenberg", _ONE),
     setting("gutenberg-en, long warm-up, 0.008", "shift-gutenberg-plain"),
     setting("one pass, width 96, short warm-up", "one-pass", _ONE),
-    setting("one pass, 0.004 for all", "one-pass-common", **_HIDE),
-    setting("one pass, 0.004, long warm-up", "one-pass-warm", **_HIDE),
-    setting("one pass, 0.008, long warm-up", "shift-one-pass", **_HIDE),
+    setting("one pass, 0.004 for all", "one-pass-common"),
+    setting("one pass, 0.004, long warm-up", "one-pass-warm"),
+    setting("one pass, 0.008, long warm-up", "shift-one-pass"),
     setting("width 48", "ladder-48"),
-    setting("width 48, attention dropout", "ladder-48-dropout", _ONE, **_HIDE),
-    setting("width 96: three seeds", "ladder-96", **_HIDE),
+    setting("width 48, attention dropout", "ladder-48-dropout", _ONE),
+    setting("width 96: three seeds", "ladder-96"),
     setting(
         "width 96: four new seeds",
         "ladder-96-again",
@@ -164,14 +147,14 @@ SETTINGS = (
         flops="ladder-96-flops",
     ),
     setting("width 96: twelve seeds, form or depth", "form", "stack"),
-    setting("width 96, rotary", "ladder-96-rotary", **_HIDE),
+    setting("width 96, rotary", "ladder-96-rotary"),
     setting("width 96, rotary, each at its rate", "rotary-96", _ONE),
     setting("width 128", "ladder-128"),
     setting("width 192", "ladder-192"),
-    setting("one layer", "depth-1", **_HIDE),
-    setting("two layers", "depth-2", **_HIDE),
-    setting("four layers", "depth-4", **_HIDE),
-    setting("eight layers", "depth-8", **_HIDE),
+    setting("one layer", "depth-1"),
+    setting("two layers", "depth-2"),
+    setting("four layers", "depth-4"),
+    setting("eight layers", "depth-8"),
     setting("gutenberg-en, shifted", "shift-gutenberg", **_SHIFTED),
     setting("one pass, shifted", "shift-one-pass", **_SHIFTED),
     setting("rotary positions, shifted", "shift-rotary", **_SHIFTED),
@@ -180,52 +163,149 @@ SETTINGS = (
 )
 
 
+# Planned, too, and no cell of that table: three of the ten orderings that began it,
+# coarse gates against a wider model of their size, and E2, whose rule wants all four.
+BESIDE = (
+    *(ORDERINGS[number] for number in (2, 3, 4)),
+    *((f"boosted_{of}", "wider_head", "coarse-gates") for of in ("head", "scalar")),
+)
+READS = tuple(
+    (residual, of_input, "reads")
+    for residual, of_input in product(
+        (BOOSTED, "boosted_residual_of_input"),
+        ("boosted_input", "boosted_input_of_input"),
+    )
+)
+# Planned comparisons of the gaps, boosted minus wider, of two experiments.
+GAPS = (
+    ("ladder-96", "ladder-48"),
+    ("mini-quarter", "mini-fourfold"),
+    ("ladder-48-dropout", "ladder-48"),
+    ("ladder-96-again", "ladder-96-rotary"),
+)
+OF_DEPTH = {n: (BOOSTED, "wider", f"depth-{n}") for n in (1, 2, 4, 8)}
+
+
+class Compound(NamedTuple):
+    """What decides a planned question that more than two arms answer: its p, and a
+    difference that is below zero if the outcome is the predicted one."""
+
+    p: float
+    difference: float
+
+
+def e2(report: Report) -> Compound:
+    """Return what decides E2: the largest p and the largest difference of its four."""
+    rows = [report.difference(*of) for of in READS]
+    p = max(report.p(*of) for of in READS)
+    return Compound(p, 0.0 if None in rows else max(row.difference for row in rows))
+
+
+def e6(report: Report) -> Compound:
+    """Return what decides E6: Student's t for the slope, which was to be above zero."""
+    from scipy.stats import ttest_1samp
+
+    slopes = slopes_with_depth(report)
+    if slopes is None or any(
+        report.doubt(report.difference(*of), *of) for of in OF_DEPTH.values()
+    ):
+        return Compound(1.0, 0.0)
+    return Compound(float(ttest_1samp(slopes, 0).pvalue), -float(slopes.mean()))
+
+
+def gaps(report: Report, smaller: str, larger: str) -> Compound:
+    """Return what decides which of two gaps is smaller: Welch's test."""
+    p = report.gap_p(smaller, larger)
+    if p == 1:
+        return Compound(p, 0.0)
+    return Compound(p, report.gap(smaller)[0] - report.gap(larger)[0])
+
+
+COMPOUND: dict[tuple[str, ...], Callable[[Report], Compound]] = {
+    ("E2",): e2,
+    ("E6",): e6,
+    **{("gap", *of): lambda report, of=of: gaps(report, *of) for of in GAPS},
+}
+
+
+def family(report: Report) -> dict[tuple[str, ...], float]:
+    """Return the p of every comparison that was planned before its runs, by its arms
+    and experiments, or by its name in `COMPOUND`. One that is not in, or is in doubt,
+    counts with a p of 1; one that was analysed after ten pairs and again after twenty,
+    with twice its p. (Rules on scatter or on levels have no p; E8, which has no runs
+    yet, has a family of its own.)"""
+    of = dict.fromkeys(s.of(key) for s in SETTINGS for key in s.planned)
+    of = dict.fromkeys([*of, *BESIDE])
+    found = {one: min(1, report.p(*one) * (1 + (AGAIN in one))) for one in of}
+    return found | {name: decides(report).p for name, decides in COMPOUND.items()}
+
+
 def planned_p(report: Report) -> dict[tuple[str, ...], float]:
-    """Return Holm's adjusted p of every planned comparison of `SETTINGS`; one that is
-    not in, or is in doubt, counts with a p of 1; one that was analysed after ten pairs
-    and again after twenty, with twice its p."""
-    of = list(dict.fromkeys(s.of(key) for s in SETTINGS for key in s.planned))
-    p_values = [min(1, report.p(*one) * (1 + (AGAIN in one))) for one in of]
-    return dict(zip(of, holm(p_values)))
+    """Return Holm's adjusted p of every planned comparison, all in one `family`."""
+    found = family(report)
+    return dict(zip(found, holm(list(found.values()))))
+
+
+def judge(report: Report, claim: str, better: str, worse: str, *names: str) -> None:
+    """Put an ordering to the test, or print why that is not possible yet."""
+    row = report.draw(better, worse, *names)
+    if row is None:
+        state = report.state_of(better, worse, *names)
+        print(f"{claim}\n   not known yet: {state}\n")
+    elif why := report.doubt(row, better, worse, *names):
+        print(f"{claim}\n   open: {why}\n")
+    else:
+        put_to_test(
+            prediction=claim,
+            statistic=f"mean paired difference in test loss, nats, {row.pairs} pairs",
+            threshold="95 % interval below 0 (did not hold: above 0)",
+            observed=f"{row.difference:+.4f}  [{row.low:+.4f}, {row.high:+.4f}]",
+            holds={"held": True, "open": None, "did not hold": False}[
+                ordering(row)
+            ],
+        )
+
+
+def compare_gaps(report: Report, claim: str, smaller: str, larger: str) -> None:
+    """Put to the test that the gap, boosted minus wider, of one experiment is
+    smaller than that of another, or print why that is not possible yet."""
+    of = "boosted_residual", "wider"
+    for name in (smaller, larger):
+        row = report.difference(*of, name)
+        if row is None:
+            print(f"{claim}\n   not known yet: `{name}`, {report.state(name)}\n")
+            return
+        if why := report.doubt(row, *of, name):
+            print(f"{claim}\n   open: `{name}`, {why}\n")
+            return
+    a, b = report.gap(smaller), report.gap(larger)
+    found = welch(*a, *b)
+    put_to_test(
+        prediction=claim,
+        statistic="difference of the two mean paired differences in test loss, nats; "
+        "Welch's t and its p",
+        threshold="below 0 with p below 0.05 (did not hold: above 0 with p below 0.05)",
+        observed=f"{a[0] - b[0]:+.4f}; t = {found.t:.2f}, p = {found.p:.3f}",
+        holds=found.t < 0 if found.p < 0.05 else None,
+    )
 
 
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
-    """Return the verdict on boosted attention against a baseline: for a planned
-    comparison after Holm's correction, for any other marked as exploratory."""
+    """Return the verdict on a claim that the first of two arms is ahead, in the words
+    of the book: planned, ``held`` or ``did not hold`` (the other is ahead) after Holm's
+    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
         return f"{len(found)} of {planned}"
     if report.doubt(row, *of):
         return "run diverged" if diverged(row) else "rate at edge"
-    word = {"holds": "ahead", "reversed": "behind"}.get(ordering(row), "undecided")
+    word = ordering(row)
     if of not in adjusted:
-        return f"*({word})*"
-    if word == "undecided":
+        return "*open*" if word == "open" else "*seen*"
+    if word == "open":
         return word
-    return f"**{word}**" if adjusted[of] < 0.05 else "not after Holm"
-
-
-def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> object:
-    """Return boosted attention minus each baseline, a row for each setting, as a table
-    of Markdown: percent of perplexity and pairs, the interval, the `verdict`."""
-    adjusted, rows = planned_p(report), []
-    for setting in settings:
-        cells = []
-        for key in BASELINES:
-            lines = []
-            if key in setting.against:
-                of = setting.of(key)
-                row = report.draw(*of)
-                if row and has_interval(row):
-                    lines = [f"{signed(row.difference)}, n = {row.pairs}"]
-                    lines.append(f"{signed(row.low)}, {signed(row.high)}")
-                lines.append(verdict(report, of, adjusted))
-            text = "<br>".join(lines).replace(" ", "\N{NO-BREAK SPACE}")
-            cells.append(text)
-        rows.append([setting.label, *cells])
-    head = "standard", "wider, parameters", "wider, FLOPs", "stack", "wider, time"
-    return markdown_table(["", *head], rows)
+    return f"**{word}**" if adjusted[of] < 0.05 else "open after Holm"
 
 
 def answers(report: Report) -> Record:
@@ -307,23 +387,22 @@ def judge_previous_token(
             for k, side in enumerate(sides, 1)
         ]
     for place, (claim, limit) in enumerate(zip(claims, (-MARGIN, 0))):
-        row, why = of.rows[place], of.doubts[place]
+        row, why = of.rows[place], of.doubts[place]  # met, contradicted or open
         if of.rules is None or why:
             why = (
-                f"undecided: {why}"
-                if why
-                else f"not known yet: {report.state(of.name)}"
+                f"open: {why}" if why else f"not known yet: {report.state(of.name)}"
             )
             print(f"{claim}\n   {why}\n")
             continue
         low, high = percent(row.low), percent(row.high)
+        contradicted = low > limit if place else high < limit
         put_to_test(
             prediction=claim,
             statistic=f"mean paired difference, % of perplexity, {row.pairs} pairs",
             threshold=f"{100 * of.confidence:g} % interval "
             + (f"below {limit}" if place else f"not below {limit}"),
             observed=f"{percent(row.difference):+.2f}  [{low:+.2f}, {high:+.2f}]",
-            holds=of.rules[place],
+            holds=True if of.rules[place] else False if contradicted else None,
         )
 
 
@@ -394,9 +473,6 @@ def judge_cure(
     )
 
 
-OF_DEPTH = {n: (BOOSTED, "wider", f"depth-{n}") for n in (1, 2, 4, 8)}
-
-
 def slopes_with_depth(report: Report) -> np.ndarray | None:
     """Return the slope of boosted − wider, test losses, against log₂ of the layers, 1 to
     8: nats for each doubling, one for each seed; None while a run is missing."""
@@ -416,87 +492,13 @@ def judge_depth(report: Report) -> None:
         return
     doubts = [report.doubt(report.difference(*of), *of) for of in OF_DEPTH.values()]
     if why := next(filter(None, doubts), None):
-        print(f"{claim}\n   undecided: {why}\n")
+        print(f"{claim}\n   open: {why}\n")
         return
     low, high = paired_interval(slopes)
     put_to_test(
         prediction=claim,
         statistic=f"slope of the difference in test loss, nats a doubling, {len(slopes)} seeds",
-        threshold="95 % interval above 0 (fails: below 0)",
+        threshold="95 % interval above 0 (did not hold: below 0)",
         observed=f"{slopes.mean():+.4f}  [{low:+.4f}, {high:+.4f}]",
         holds=None if low < 0 < high else bool(low > 0),
     )
-
-
-def settings_table(report: Report) -> object:
-    """Return what the shift and a second round bring standard attention in each setting
-    of E0, alone and together, and how both compare with the wider model of equal FLOPs,
-    as a table of Markdown."""
-    plain = "mini-warm+shift-plain"
-    settings = {  # standard, boosted, standard shifted, all shifted
-        "Wikipedia": (plain, WARM, "shift", AGAIN),
-        "gutenberg-en": ("shift-gutenberg-plain",) * 2 + ("shift-gutenberg",) * 2,
-        "one pass, width 96": ("shift-one-pass",) * 4,
-        "rotary positions, 0.008 for all": ("shift-rotary-common",) * 4,
-        "rotary positions": ("shift-rotary",) * 4,
-        "width 96": (
-            "ladder-96+shift-96-plain",
-            "ladder-96+ladder-96-again",
-            "shift-96",
-            "shift-96",
-        ),
-    }
-    rows = []
-    for label, (standard, boosted, shifted, both) in settings.items():
-        cells = []
-        for first, second, *names in (
-            ("standard_shift", "standard", standard, shifted),
-            (BOOSTED, "standard", boosted, standard),
-            ("boosted_shift", "standard_shift", both),
-            ("boosted_shift", "wider_flops_shift", both),
-        ):
-            of = first, second, *dict.fromkeys(names)
-            row = report.draw(*of)
-            star = " *" * bool(row and report.doubt(row, *of))
-            cells.append(in_short(row) + star if row else report.state_of(*of))
-        rows.append([label, *cells])
-    head = "standard: shifted − not", "boosted − standard", "the same, both shifted"
-    return markdown_table(["", *head, "boosted − wider, FLOPs, both shifted"], rows)
-
-
-def shift_table(report: Report) -> object:
-    """Return what the shift does for each arm, the long warm-up and the arm's own rate
-    with it, as a table of Markdown."""
-    arms = {
-        "standard": ("standard", "mini-warm+shift-plain", "shift"),
-        "wider, equal parameters": ("wider", WARM, "shift"),
-        "wider, equal FLOPs": ("wider_flops", "mini-warm-flops", "shift"),
-        "boosted": (BOOSTED, WARM, "shift"),
-        "stack": ("stack", "shift-stack"),
-    }
-    rows = []
-    for label, (arm, *names) in arms.items():
-        of = ("boosted" if arm == BOOSTED else arm) + "_shift", arm, *names
-        row = report.draw(*of)
-        found, planned = report.at_shared_seeds(*of)
-        doubt = row and report.doubt(row, *of)
-        size = f"{in_percent(row)}{' *' * bool(doubt)}" if row else ""
-        rows.append([label, f"{len(found)} of {planned}", size])
-    return markdown_table(["", "runs in", "shifted − not shifted, %"], rows)
-
-
-def gap_curve(report: Report, of: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the updates at which two arms were validated, and the mean paired
-    difference there in percent of perplexity."""
-    by_arm: dict[str, dict[int, Record]] = {}
-    for r in report.paired(*of):
-        by_arm.setdefault(r.settings["arm"], {})[r.settings["seed"]] = r
-    boosted, other = by_arm[of[0]], by_arm[of[1]]
-    losses = [
-        np.subtract(
-            boosted[s].measured["curve_loss"], other[s].measured["curve_loss"]
-        )
-        for s in boosted
-    ]
-    steps = boosted[min(boosted)].measured["curve_step"]
-    return np.array(steps), 100 * np.expm1(np.mean(losses, axis=0))

@@ -244,7 +244,7 @@ def test_a_file_that_holds_no_record_is_named(text, tmp_path):
         load_records("trial", tmp_path)
 
 
-@pytest.mark.parametrize(("holds", "verdict"), [(True, "holds"), (False, "DOES NOT HOLD"), (None, "undecided")])
+@pytest.mark.parametrize(("holds", "verdict"), [(True, "held"), (False, "did not hold"), (None, "open")])
 def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
     said = dict(prediction="p " * 60, statistic="s", threshold="t", observed="o\n1")
     assert conventions.put_to_test(**said, holds=holds) is holds

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from gbattn.conventions import Record
@@ -19,13 +20,14 @@ from gbattn.experiments import Arm, CorpusSpec, Experiment
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.records import Plan, records_of
 from gbattn.language_model import LanguageModel, ModelConfig
-from support import effects, reports, verdicts
+from support import effects, reports, tables, verdicts
 from support.effects import (
     apart_in_arm,
     first_block,
     increase_by_token,
     why_runs_differ,
 )
+from support.figures import gap_curve
 from support.reports import (
     NOT_YET,
     Report,
@@ -36,18 +38,26 @@ from support.reports import (
     percent,
     quote_all,
 )
+from support.tables import (
+    SHORT_TABLE,
+    answer_table,
+    arms_table,
+    family_table,
+    few_pairs_table,
+    settings_table,
+    shift_table,
+    short_table,
+    sweep_table,
+)
 from support.verdicts import (
     BASELINES,
     BOOSTED,
     ORDERINGS,
     SETTINGS,
     Setting,
-    answer_table,
     answers,
-    gap_curve,
+    family,
     planned_p,
-    settings_table,
-    shift_table,
     verdict,
 )
 
@@ -115,9 +125,9 @@ def test_a_difference_is_that_of_all_planned_pairs(report):
 @pytest.mark.parametrize(
     ("losses", "word", "end"),
     [
-        ((4.8, 4.9, 5.01), "holds", "lower than b (-19.0 to -16.7 %, 3 pairs): a wins"),
-        ((5.2, 5.31, 5.4), "reversed", "higher than b (+20.8 to +24.3 %, 3 pairs): b wins"),
-        ((4.8, 5.2, 5.1), "undecided", "3 pairs): undecided"),
+        ((4.8, 4.9, 5.01), "held", "lower than b (-19.0 to -16.7 %, 3 pairs): a wins"),
+        ((5.2, 5.31, 5.4), "did not hold", "higher than b (+20.8 to +24.3 %, 3 pairs): b wins"),
+        ((4.8, 5.2, 5.1), "open", "3 pairs): open"),
     ],
 )
 def test_an_ordering_in_words_and_put_to_the_test(tmp_path, capsys, losses, word, end):
@@ -127,23 +137,22 @@ def test_an_ordering_in_words_and_put_to_the_test(tmp_path, capsys, losses, word
     assert report.in_words("a", "b", *OF).startswith("a has a perplexity ")
     assert report.in_words("a", "b", *OF).endswith(end), report.in_words("a", "b", *OF)
     assert report.drawn == {OF: report.difference(*OF)}
-    report.judge("a before b", *OF)
-    verdict = {"holds": "holds", "reversed": "DOES NOT HOLD", "undecided": "undecided"}[word]
-    assert f"verdict     {verdict}" in capsys.readouterr().out
+    verdicts.judge(report, "a before b", *OF)
+    assert f"verdict     {word}\n" in capsys.readouterr().out
 
 
-def test_a_run_that_diverged_leaves_an_ordering_undecided(tmp_path, capsys):
+def test_a_run_that_diverged_leaves_an_ordering_open(tmp_path, capsys):
     save(tmp_path, losses=LOSSES | {"standard": (5.0, None, 5.2)})
     report = Report(tmp_path, {"toy": TOY})
     assert report.doubt(report.difference(*OF), *OF) == "a run diverged"
-    assert report.in_words("a", "b", *OF) == "how a compares with b is undecided: a run diverged"
-    report.judge("a before b", *OF)
-    report.compare_gaps("a claim", "toy", "toy")
-    assert "undecided: a run diverged" in capsys.readouterr().out
-    assert "| standard | 2 of 3 |" in report.table("toy").data
+    assert report.in_words("a", "b", *OF) == "how a compares with b is open: a run diverged"
+    verdicts.judge(report, "a before b", *OF)
+    verdicts.compare_gaps(report, "a claim", "toy", "toy")
+    assert "open: a run diverged" in capsys.readouterr().out
+    assert "| standard | 2 of 3 |" in arms_table(report, "toy").data
 
 
-def test_a_rate_at_the_edge_leaves_an_ordering_undecided(tmp_path):
+def test_a_rate_at_the_edge_leaves_an_ordering_open(tmp_path):
     train = {key: x for key, x in TOY.train.items() if key != "learning_rate"}
     sweep = replace(TOY, name="sweep", train=train, seeds=(0,), grid={"learning_rate": (1e-3, 2e-3, 4e-3)})
     for one in sweep.runs():
@@ -160,12 +169,12 @@ def test_a_rate_at_the_edge_leaves_an_ordering_undecided(tmp_path):
     assert report.doubt(report.difference("wider", "boosted_residual", "toy"), "wider", "x", "toy") is None
     assert report.p("standard", "wider", "toy") == 1, "what a doubt hangs on is not tested"
     assert verdict(report, OF, {}) == "rate at edge"
-    table = report.sweep_table("sweep").data.splitlines()
+    table = sweep_table(report, "sweep").data.splitlines()
     assert table[0] == "| `sweep` | 0.001 | 0.002 | 0.004 |" and table[2] == "| standard | **0.000** | 0.001 | 0.003 |"
 
 
 def test_a_comparison_as_a_table(report):
-    lines = report.table("toy").data.splitlines()
+    lines = arms_table(report, "toy").data.splitlines()
     assert lines[0] == "|  | n | perplexity | sd, % | against standard, % | thousand param. | TFLOPs | minutes |"
     boosted, _, standard = lines[2:]
     assert boosted == f"| boosted | 3 | {math.exp(4.9):.2f} | 10.0 | -18.1 (-18.1 to\xa0-18.1) | 2 | 2.0 | 1.0 |"
@@ -174,7 +183,7 @@ def test_a_comparison_as_a_table(report):
 
 def test_an_experiment_without_records_is_a_table_of_empty_rows(tmp_path):
     report = Report(tmp_path, {"toy": TOY})
-    assert report.table("toy").data.splitlines()[2:] == [f"| {arm.label} | 0 |  |  |  |  |  |  |" for arm in ARMS]
+    assert arms_table(report, "toy").data.splitlines()[2:] == [f"| {arm.label} | 0 |  |  |  |  |  |  |" for arm in ARMS]
 
 
 def test_what_an_arm_gains_is_paired_by_seed(report):
@@ -190,8 +199,8 @@ def test_two_gaps_are_compared(report, capsys):
     save(report.folder, later, LOSSES | {"wider": (4.5, 4.61, 4.7)})
     report.experiments["later"] = later
     assert report.gap("toy")[0] == pytest.approx(np.mean([-0.1, -0.15, 0.0]))
-    report.compare_gaps("the gap is smaller in toy", "toy", "later")
-    assert "verdict     holds" in capsys.readouterr().out
+    verdicts.compare_gaps(report, "the gap is smaller in toy", "toy", "later")
+    assert "verdict     held" in capsys.readouterr().out
 
 
 def test_percent_and_its_interval():
@@ -215,7 +224,7 @@ def test_a_sweep_of_two_seeds_is_a_table_of_means(tmp_path):
     for one in sweep.runs():
         found = dict(valid_loss=one.seed + 1000 * one.train.learning_rate, test_loss=1.0, diverged=False)
         Record("sweep", one.settings, found | dict(parameters=1, non_embedding=1)).save(one.name, tmp_path)
-    assert Report(tmp_path, {"sweep": sweep}).sweep_table("sweep").data.splitlines()[2] == (
+    assert sweep_table(Report(tmp_path, {"sweep": sweep}), "sweep").data.splitlines()[2] == (
         "| standard | **1.500** | 2.500 |"
     )
 
@@ -384,12 +393,13 @@ def test_what_the_shift_decides(outcome, shift_reports, capsys):
     verdicts.judge_previous_token(shift_reports[outcome])
     printed = capsys.readouterr().out
     assert printed.count("verdict") == {"waiting": 0}.get(state, 2) - ("diverged" in outcome)
-    assert printed.count("verdict     holds") == sum(RULES[state] or ())
+    assert printed.count("verdict     held") == sum(RULES[state] or ())
     assert f"{20 if again else 10} pairs" in printed or state == "waiting"
 
 
 @pytest.mark.parametrize(
-    "outcome, verdict", {"rule 1": "holds", "rule 2": "DOES NOT HOLD", "again open": "DOES NOT HOLD"}.items()
+    "outcome, verdict",
+    {"rule 1": "held", "rule 2": "did not hold", "again open": "did not hold", "open, near": "open"}.items(),
 )
 def test_rule_1_in_another_setting_looks_once(outcome, verdict, shift_reports, capsys):
     verdicts.judge_previous_token(shift_reports[outcome], "shift")
@@ -400,6 +410,22 @@ def test_rule_1_in_another_setting_looks_once(outcome, verdict, shift_reports, c
     verdicts.judge_previous_token(shift_reports[outcome], "shift", rules=2)
     both = capsys.readouterr().out
     assert both.startswith(printed) and "shift, rule 2: boosted − wider by FLOPs" in both and both.count("verdict") == 2
+
+
+@pytest.mark.parametrize(
+    "outcome, words",
+    {
+        "rule 1": ["held", "did not hold"],  # the interval of the second lies above zero
+        "open": ["did not hold", "did not hold"],  # both wholly on the other side
+        "wide": ["open", "open"],
+        "both": ["held", "held"],
+        "rule 2": ["did not hold", "held"],
+    }.items(),
+)
+def test_a_rule_that_is_not_met_did_not_hold_only_where_the_opposite_is_shown(outcome, words, shift_reports, capsys):
+    verdicts.judge_previous_token(shift_reports[outcome])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("verdict")] == words
 
 
 def test_a_rate_at_the_edge_meets_no_rule(tmp_path):
@@ -479,26 +505,26 @@ def test_what_a_cure_must_do(options, accepted, capsys):
     assert found.ratio == pytest.approx(options.get("spread", 0.01) / 0.05, rel=0.2)
     assert found.worse == pytest.approx(options.get("mean", 100) - 100, abs=0.2)
     verdicts.judge_cure("a cure", made_up_runs(**options), *others)
-    assert ("verdict     holds" in capsys.readouterr().out) is accepted
+    assert ("verdict     held" in capsys.readouterr().out) is accepted
     verdicts.judge_cure("a cure", made_up_runs()[:9], *others)
     assert "9 of 10 runs are in, of the plain ones 10" in capsys.readouterr().out
     verdicts.judge_cure("a cure", made_up_runs(failed=2)[:3], *others)
-    assert "observed    2 of 3\n" in (out := capsys.readouterr().out) and "verdict     holds" not in out
+    assert "observed    2 of 3\n" in (out := capsys.readouterr().out) and "verdict     held" not in out
 
 
 @pytest.mark.parametrize(
     ("options", "verdict", "observed"),
     [
-        (dict(), "undecided", "0 of 0; 0."),
-        (dict(spread=0.026), "DOES NOT HOLD", "0 of 0; 0.5"),
-        (dict(mean=101), "DOES NOT HOLD", "+1.0"),
+        (dict(), "open", "0 of 0; 0."),
+        (dict(spread=0.026), "did not hold", "0 of 0; 0.5"),
+        (dict(mean=101), "did not hold", "+1.0"),
     ],
 )
 def test_losses_alone_can_reject_a_cure_and_cannot_accept_it(options, verdict, observed, capsys):
     """What a model loses without a part is not known of models that were not kept."""
     changed = [{key: run[key] for key in ("diverged", "test_loss")} for run in made_up_runs(**options)]
     others = made_up_runs(spread=0.05, failed=3), made_up_runs()
-    assert verdicts.cure(changed, *others).accepted is (None if verdict == "undecided" else False)
+    assert verdicts.cure(changed, *others).accepted is (None if verdict == "open" else False)
     verdicts.judge_cure("a cure", changed, *others)
     out = capsys.readouterr().out
     assert f"verdict     {verdict}" in out and observed in out
@@ -522,12 +548,14 @@ def of_depth(folder, slope, missing=False):
     return Report(folder, toys)
 
 
-@pytest.mark.parametrize(("slope", "verdict"), [(0.01, "holds"), (0.0, "undecided"), (-0.01, "DOES NOT HOLD")])
+@pytest.mark.parametrize(("slope", "verdict"), [(0.01, "held"), (0.0, "open"), (-0.01, "did not hold")])
 def test_whether_the_lead_falls_with_depth(slope, verdict, tmp_path, capsys):
     report = of_depth(tmp_path, slope)
     assert verdicts.slopes_with_depth(report) == pytest.approx([slope - 0.001, slope, slope + 0.001])
     verdicts.judge_depth(report)
-    assert f"verdict     {verdict}" in capsys.readouterr().out
+    assert f"verdict     {verdict}\n" in capsys.readouterr().out
+    p, difference = verdicts.e6(report)
+    assert difference == pytest.approx(-slope) and (p < 0.05) is (verdict != "open")
 
 
 def test_a_mean_for_a_sentence_has_the_interval_of_its_row(tmp_path):
@@ -537,16 +565,17 @@ def test_a_mean_for_a_sentence_has_the_interval_of_its_row(tmp_path):
     assert reports.mean_in_short(pairs) == reports.in_short(row)
 
 
-def test_a_rate_at_the_edge_leaves_the_slope_undecided(tmp_path, capsys):
+def test_a_rate_at_the_edge_leaves_the_slope_open(tmp_path, capsys):
     report = of_depth(tmp_path, 0.01)
     report._untuned["depth-2"] = {"wider"}
     verdicts.judge_depth(report)
-    assert "undecided: the learning rate of wider lies at the edge" in capsys.readouterr().out
+    assert "open: the learning rate of wider lies at the edge" in capsys.readouterr().out
+    assert verdicts.e6(report).p == 1
 
 
 def test_no_slope_before_every_depth_is_in(tmp_path, capsys):
     report = of_depth(tmp_path, 0.01, missing=True)
-    assert verdicts.slopes_with_depth(report) is None
+    assert verdicts.slopes_with_depth(report) is None and verdicts.e6(report).p == 1
     verdicts.judge_depth(report)
     assert "not known yet: 35 of 36 runs are in" in capsys.readouterr().out
 
@@ -555,19 +584,21 @@ def test_no_slope_before_every_depth_is_in(tmp_path, capsys):
 
 
 def settings_of(report, monkeypatch, planned=("standard",)):
-    row = Setting("toy", {"standard": ("standard", "toy"), "parameters": ("wider", "toy")}, planned, True, OF[0])
+    row = Setting("toy", {"standard": ("standard", "toy"), "parameters": ("wider", "toy")}, planned, OF[0])
     monkeypatch.setattr(verdicts, "SETTINGS", (row,))
+    monkeypatch.setattr(verdicts, "BESIDE", ())
+    monkeypatch.setattr(verdicts, "COMPOUND", {})
     return row
 
 
 TABLE_OUTCOMES = {
-    "ahead": ((4.8, 4.91, 5.0), ("standard",), "**ahead**"),
-    "behind": ((5.2, 5.31, 5.4), ("standard",), "**behind**"),
-    "undecided": ((4.8, 5.2, 5.1), ("standard",), "undecided"),
-    "not after Holm": ((4.98, 5.06, 5.17), ("standard", "parameters"), "not after Holm"),
-    "explored: ahead": ((4.8, 4.91, 5.0), (), "*(ahead)*"),
-    "explored: behind": ((5.2, 5.31, 5.4), (), "*(behind)*"),
-    "explored: undecided": ((4.8, 5.2, 5.1), (), "*(undecided)*"),
+    "ahead": ((4.8, 4.91, 5.0), ("standard",), "**held**"),
+    "behind": ((5.2, 5.31, 5.4), ("standard",), "**did not hold**"),
+    "open": ((4.8, 5.2, 5.1), ("standard",), "open"),
+    "not after Holm": ((4.98, 5.06, 5.17), ("standard", "parameters"), "open after Holm"),
+    "not planned: ahead": ((4.8, 4.91, 5.0), (), "*seen*"),
+    "not planned: behind": ((5.2, 5.31, 5.4), (), "*seen*"),
+    "not planned: open": ((4.8, 5.2, 5.1), (), "*open*"),
     "diverged": ((4.8, None, 5.0), ("standard",), "run diverged"),
 }
 
@@ -607,10 +638,11 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     ("old", "new"),
     [
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
-        ('"holds": "ahead"', '"holds": "behind"'),
-        ('return f"*({word})*"', "return word"),
+        ('return f"**{word}**"', 'return "**held**"'),
+        ('"*open*" if word == "open" else "*seen*"', "word"),
+        ('"*open*" if word == "open" else "*seen*"', '"*seen*"'),
         ("if report.doubt(row, *of):", "if False:"),
-        ('return f"{len(found)} of {planned}"', 'return "undecided"'),
+        ('return f"{len(found)} of {planned}"', 'return "open"'),
     ],
 )
 def test_a_wrong_verdict_is_noticed(old, new, tmp_path, monkeypatch):
@@ -633,7 +665,7 @@ def test_a_wrong_verdict_is_noticed(old, new, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("row.high < 0", "row.high > 0"), ("row.low <= 0 <= row.high", "False"), ('"not known yet"', '"undecided"')],
+    [("row.high < 0", "row.high > 0"), ("row.low <= 0 <= row.high", "False"), ('"not known yet"', '"open"')],
 )
 def test_a_wrong_ordering_is_noticed(old, new):
     source = inspect.getsource(ordering)
@@ -641,7 +673,7 @@ def test_a_wrong_ordering_is_noticed(old, new):
     scope = dict(vars(reports))
     exec(source.replace(old, new), scope)
     row = lambda low, high: type("Row", (), dict(low=low, high=high, pairs=3, n=3, diverged=0))
-    cases = {"holds": row(-2, -1), "reversed": row(1, 2), "undecided": row(-1, 1), "not known yet": None}
+    cases = {"held": row(-2, -1), "did not hold": row(1, 2), "open": row(-1, 1), "not known yet": None}
     assert all(ordering(case) == word for word, case in cases.items())
     assert any(scope["ordering"](case) != word for word, case in cases.items())
 
@@ -654,7 +686,80 @@ def test_the_settings_are_those_of_the_book():
             known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
             assert {better, worse} <= known
             assert Report().shared_seeds(*names), (setting.label, baseline)
-    assert {ORDERINGS[n] for n in (1, 5, 6, 7, 8, 9)} <= {s.of(key) for s in SETTINGS for key in s.planned}
+
+
+def test_the_family_is_every_planned_comparison():
+    """The ten orderings and what was planned after them, each once; counted by hand from the plans."""
+    report = Report()
+    found = family(report)
+    assert set(ORDERINGS.values()) <= set(found) and len(found) == 28 + 4 + 2 + 4 + 2
+    assert sum(of[0] == "gap" for of in found) == 4 and {("E2",), ("E6",)} <= set(found)
+    gates = {(f"boosted_{of}", "wider_head", "coarse-gates") for of in ("head", "scalar")}
+    assert gates <= set(found)
+    boosted, wider = (np.array(of) for of in report.losses(BOOSTED, "wider", "rotary-96"))
+    apart = boosted - wider
+    t = apart.mean() / (apart.std(ddof=1) / len(apart) ** 0.5)
+    assert found[BOOSTED, "wider", "rotary-96"] == pytest.approx(2 * scipy.stats.t.sf(abs(t), len(apart) - 1))
+    assert found["E2",] == max(report.p(*of) for of in verdicts.READS) and len(verdicts.READS) == 4
+    assert found["gap", "ladder-96-again", "ladder-96-rotary"] == 1, "it has not run"
+    adjusted = planned_p(report)
+    least, most = min(found.values()), max(found.values())
+    assert min(adjusted.values()) == pytest.approx(len(found) * least) and max(adjusted.values()) == most == 1
+    assert all(adjusted[of] >= p for of, p in found.items())
+
+
+def test_a_gap_has_the_p_of_welch(report):
+    later = replace(TOY, name="later", train=TOY.train | dict(warmup_steps=3))
+    save(report.folder, later, LOSSES | {"wider": (4.5, 4.61, 4.7)})
+    report.experiments["later"] = later
+    gap = [np.subtract(*report.losses(BOOSTED, "wider", name)) for name in ("toy", "later")]
+    found = verdicts.gaps(report, "toy", "later")
+    assert found.p == pytest.approx(scipy.stats.ttest_ind(*gap, equal_var=False).pvalue)
+    assert found.difference == pytest.approx(gap[0].mean() - gap[1].mean())
+    next((report.folder / "later").glob("wider-seed2-*")).unlink()
+    assert verdicts.gaps(Report(report.folder, report.experiments), "toy", "later") == (1, 0)
+
+
+def test_the_family_as_a_table(tmp_path, monkeypatch):
+    save(tmp_path, losses=LOSSES | {"boosted_residual": (4.8, 4.91, 5.0)})
+    report = Report(tmp_path, {"toy": TOY})
+    settings_of(report, monkeypatch)
+    decided = {("E2",): (0.001, -1.0), ("E6",): (0.001, 1.0), ("gap", "a", "b"): (0.9, -1.0)}
+    decided = {name: lambda report, of=of: verdicts.Compound(*of) for name, of in decided.items()}
+    for module in (verdicts, tables):
+        monkeypatch.setattr(module, "COMPOUND", decided)
+    lines = family_table(report).data.splitlines()[2:]
+    words = {line.split(" | ")[0].removeprefix("| "): line.rstrip(" |").split(" | ")[-1] for line in lines}
+    names = [tables.COMPOUND_NAMES[key] for key in ("E2", "E6")]
+    assert [words[name] for name in names] == ["**held**", "**did not hold**"]
+    assert words["boosted_residual − standard, `toy`"] == "**held**"
+    assert words[tables.COMPOUND_NAMES["gap"].format("a", "b")] == "open"
+
+
+def test_few_pairs_have_signs_and_resamples(tmp_path, monkeypatch):
+    losses = {"standard": (5.0, 5.1, 5.2), "boosted_residual": (4.8, 4.91, 5.0)}
+    save(tmp_path, losses=LOSSES | losses)
+    report = Report(tmp_path, {"toy": TOY})
+    settings_of(report, monkeypatch)
+    (line,) = few_pairs_table(report).data.splitlines()[2:]
+    apart = np.subtract(*(losses[arm] for arm in ("boosted_residual", "standard")))
+    means = [np.mean([apart[i], apart[j], apart[k]]) for i in range(3) for j in range(3) for k in range(3)]
+    low, high = (percent(x) for x in np.quantile(means, (0.025, 0.975)))
+    assert line.endswith(f" | {low:+.1f} to {high:+.1f} | 3 of 3 | 0.250 |")
+    assert not few_pairs_table(report, most=2).data.splitlines()[2:]
+
+
+def test_the_short_table_asks_what_the_book_can_answer():
+    for cells in SHORT_TABLE.values():
+        for better, worse, *names in filter(None, cells):
+            known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
+            assert {better, worse} <= known and better.startswith("boosted")
+    report = Report()
+    lines = short_table(report).data.splitlines()
+    assert len(lines) == 2 + 5 and lines[2].split(" | ")[2] == "not run"
+    held = report.difference("boosted_shift", "standard_shift", "shift-length")
+    assert reports.signed(held.difference) in lines[2] and lines[2].count("**held**") == 1
+    assert [line.count("**did\xa0not\xa0hold**") for line in lines[2:]] == [0, 0, 0, 0, 2]
 
 
 def test_why_runs_differ_takes_the_mean_of_arm_and_setting_out(report, monkeypatch):
@@ -682,7 +787,7 @@ def test_a_gap_against_updates_is_paired(tmp_path):
 # ---- The pages ----
 
 
-def run_page(name, monkeypatch):
+def run_page(name, monkeypatch, figures):
     """The names that the code cells of a notebook leave behind, and what they quoted."""
     matplotlib.use("Agg")
     glued = {}
@@ -694,7 +799,7 @@ def run_page(name, monkeypatch):
     dtype, style = torch.get_default_dtype(), dict(matplotlib.rcParams)
     try:
         exec(compile(code, name, "exec"), scope)
-        assert len(matplotlib.pyplot.get_fignums()) >= 3
+        assert len(matplotlib.pyplot.get_fignums()) >= figures
     finally:
         torch.set_default_dtype(dtype)
         matplotlib.pyplot.close("all")
@@ -706,7 +811,7 @@ def run_page(name, monkeypatch):
 @pytest.fixture(scope="module")
 def notebook():
     with pytest.MonkeyPatch.context() as patch:
-        yield run_page("Y_lab_notebook", patch)
+        yield run_page("Y_lab_notebook", patch, figures=6)
 
 
 def test_the_lab_notebook_holds_what_it_says(notebook):
@@ -751,7 +856,7 @@ def test_every_experiment_that_a_table_names_is_one_of_the_book(notebook):
 
 
 def test_the_page_holds_what_it_says(monkeypatch):
-    _, glued, text = run_page("18_perplexity", monkeypatch)
+    _, glued, text = run_page("18_perplexity", monkeypatch, figures=1)
     quoted = set(reports_of(text))
     assert quoted <= set(glued), quoted - set(glued)
 
