@@ -56,8 +56,7 @@ class TwicingOptions(MultiHeadAttention):
 # %% ../nbs/07_twicing.ipynb #e7f329a4
 @register("twicing")
 class TwicingAttention(TwicingOptions):
-    """Twicing: each round smooths, with the same attention weights, the residual of
-    the values.
+    """Twicing: each round smooths what is left, with the same weights.
 
     out(F) with F = (I − (I − A)^rounds) V for each head; two rounds give (2A − A²)
     V = AV + A(V − AV).
@@ -94,8 +93,8 @@ class TwicingAttention(TwicingOptions):
                 if inputs.cache is not None:
                     v = inputs.cache.newest(v, inputs.x.shape[1])
                 residual = None if inputs.rounds is None else from_heads(v)
-            entries = dict(weights=A, residual=residual, correction=c, estimate=F)
-            self.record_round(inputs, **entries)
+            entries = dict(weights=A, residual=residual, correction=c)
+            self.record_round(inputs, estimate=F, **entries)
             if m < self.rounds:
                 v = v - to_heads(c, self.n_heads)  # what this round left
                 if inputs.cache is not None:

@@ -136,10 +136,15 @@ def harm(p, searched):
     return torch.stack(left), torch.stack(right)
 
 
-@claim(problems(), tolerance=1e-12, relation="<=", mutant=lambda p: harm(p, False))
-def test_prop_searched_step(p):
-    """Along any correction a searched and shrunken step does not raise the loss. Mutant: the step 1."""
-    return harm(p, True)
+def test_a_searched_step_does_not_raise_the_loss():
+    """Along any correction, shrunken or not; the step 1 may raise it."""
+    raised = 0
+    for seed in range(20):
+        left, right = harm(Problem(seed, 9, 1, (seed + 1) / 20), True)
+        assert (left <= right + 1e-12).all()
+        left, right = harm(Problem(seed, 9, 1, 1.0), False)
+        raised += bool((left > right).any())
+    assert raised > 10
 
 
 def test_one_step_carries_no_promise():
@@ -214,35 +219,6 @@ def test_prop_boosting_projection(p):
     return projected(p, 0.0)
 
 
-def limit(p, nu):
-    """S with real and complex eigenvalues in the disc and a kernel: 2,000 looks, and what its kernel says is left."""
-    n = p.n + 3
-    V = torch.linalg.qr(p.normal(n, n)).Q + 0.1 * torch.randn(n, n, generator=p.rng, dtype=F64) / n
-    D = torch.diag(torch.cat([0.3 + 0.7 * p.uniform(n - 1), torch.zeros(1, dtype=F64)]))
-    D[0, 1], D[1, 0] = 0.5, -0.5
-    D[0, 0] = D[1, 1] = 0.6  # 0.6 ± 0.5i
-    S, inverse = V @ D @ torch.linalg.inv(V), torch.linalg.inv(V)
-    y = p.normal(n)
-    left = l2_boost(S, y, 2000, nu)
-    kernel = torch.zeros(n, dtype=F64)
-    kernel[-1] = 1
-    return left, y - V @ (kernel * (inverse @ y))
-
-
-@claim(problems(), tolerance=1e-8, mutant=lambda p: limit(p, 2.3))
-def test_thm_boosting_converges(p):
-    """Inside the disc the looks end with the kernel's part left over. Mutant: a ν for which some factor exceeds 1."""
-    return limit(p, p.nu)
-
-
-def test_a_defective_zero_grows_for_ever():
-    """The second condition of the theorem is needed: S² = 0 ≠ S has only the eigenvalue 0."""
-    S, y = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=F64), torch.tensor([0.0, 1.0], dtype=F64)
-    left = [y - l2_boost(S, y, rounds, 0.5) for rounds in (10, 20)]
-    torch.testing.assert_close(left[1], torch.tensor([-10.0, 1.0], dtype=F64))
-    assert left[1].norm() > 1.9 * left[0].norm()
-
-
 def modes(p, noise):
     values = p.uniform(p.n)
     S, U = p.symmetric(values)
@@ -269,22 +245,6 @@ def test_bias_falls_and_variance_and_freedom_rise():
     found = bias_variance(M, p.Y[:, :1], 0.5)
     for rising in (-found.squared_bias, found.variance.mean(-1), degrees_of_freedom(M)):
         assert (rising.diff() > 0).all()
-
-
-def stopping(p, noise):
-    """The risk of each mode at the looks that the formula says, against all others."""
-    factor = 1 - p.nu * (0.05 + 0.9 * p.uniform(p.n))
-    theta, sigma = p.Y[:, 0], 0.6
-    risk = lambda M: (factor**M * theta) ** 2 + sigma**2 * (1 - factor**M) ** 2
-    best = torch.log(noise**2 / (theta**2 + noise**2)) / torch.log(factor)
-    others = torch.stack([risk(M * best) for M in (0.1, 0.5, 0.9, 0.99, 1.01, 1.1, 2, 10)])
-    return risk(best).expand_as(others), others
-
-
-@claim(problems(), tolerance=1e-14, relation="<=", mutant=lambda p: stopping(p, 1.2))
-def test_prop_stopping(p):
-    """No other real number of looks has a smaller risk along the mode. Mutant: twice the noise."""
-    return stopping(p, 0.6)
 
 
 # ---------------------------------------------------------------- losses and the search

@@ -255,21 +255,16 @@ def starvation(p, weights_of):
     A = p.attention(starve=4.0)
     epsilon, worst = A[:, -1].max(), 2.0**p.M - 1
     column = weights_of(A)[:, -1]
-    q = sum(c * torch.linalg.matrix_power(A, i) for i, c in enumerate(p.normal(4)))
-    polynomial = (A @ q)[:, -1].abs() - torch.linalg.matrix_norm(q, math.inf) * epsilon
     two = (2 * A - A @ A)[:, -1]
     same = A.clone()
     same[:, -1] = epsilon
     same[:, :-1] *= ((1 - epsilon) / same[:, :-1].sum(1))[:, None]
     constant = (closed_form(same, p.M)[:, -1] - epsilon).abs()
-    k = p.normal(p.T, 4) * torch.linspace(1, 0.1, p.T, dtype=F64)[:, None]
-    shared = (k @ k.T).softmax(-1)
-    own = (closed_form(shared, p.M)[-1, -1] - p.M * shared[:, -1].max())[None]
     V, delta = p.normal(p.T), 5.0
     other = V + delta * torch.eye(p.T, dtype=F64)[-1]
     missed = torch.stack([(v - weights_of(A) @ v)[-1].abs() for v in (V, other)]).max()
     forced = (delta * (1 - worst * epsilon) / 2 - missed)[None]
-    parts = (column.abs() - worst * epsilon, polynomial, -epsilon - two, two - 2 * epsilon, constant, own, forced)
+    parts = (column.abs() - worst * epsilon, -epsilon - two, two - 2 * epsilon, constant, forced)
     return flat(*parts), zeros(*parts)
 
 
@@ -284,48 +279,14 @@ def test_thm_starved(p):
     return starvation(p, lambda A: closed_form(A, p.M))
 
 
-def row_span(p, other):
-    V, S = p.normal(p.T, p.K), p.normal(p.T, p.T)
-    F = S @ V + p.attention() @ other(V)
-    rows = torch.linalg.svd(V, full_matrices=False).Vh
-    span = rows.T @ rows
-    identity = torch.eye(p.K, dtype=F64)
-    return flat(F @ span, span), flat(F, identity if p.T >= p.K else span)
-
-
-@claim(problems(T=(2, 6), width=(1, 10)), tolerance=1e-9, mutant=lambda p: row_span(p, lambda V: p.normal(*V.shape)))
-def test_prop_row_span(p):
-    """S V stays in the row span of V, which is everything once T ≥ K. Mutant: other values for a second look."""
-    return row_span(p, lambda V: V)
-
-
-def capacity(n, M, root):
-    return math.exp(math.lgamma(1 + root) + math.lgamma(n + 1) - math.lgamma(n + 1 + root))
-
-
-def eigencapacity(p, root):
-    x, n, M = (NODES + 1) / 2, 5 * p.T, p.M
-    by_quadrature = ((1 - (1 - x) ** M) ** n * WEIGHTS).sum() / 2
-    many = 10_000_000
-    left = torch.stack([by_quadrature, torch.tensor(capacity(many, M, 1 / M) * many ** (1 / M), dtype=F64)])
-    return left, torch.tensor([capacity(n, M, root), math.gamma(1 + 1 / M)], dtype=F64)
-
-
-@claim(problems(), tolerance=1e-6, mutant=lambda p: eigencapacity(p, 1))
-def test_prop_eigencapacity(p):
-    """The Gamma form is the integral, and falls as Γ(1 + 1/M) n^(−1/M). Mutant: the form of one look."""
-    return eigencapacity(p, 1 / p.M)
-
-
 def test_published_examples():
-    """The numbers of the fact sheets: two tokens that swap, the averaging head, two capacities."""
+    """The numbers of the fact sheets: two tokens that swap, the averaging head."""
     swap = torch.tensor([[0.0, 6.0], [6.0, 0.0]], dtype=F64).softmax(-1)
     two = 2 * swap - swap @ swap
     assert abs(two.min() + 0.990) < 5e-4 and abs(torch.linalg.eigvals(two).real.min() + 2.98) < 5e-3
     i = torch.arange(1.0, 65, dtype=F64)
     average = torch.ones(64, 64, dtype=F64).tril() / i[:, None]
     assert abs((2 * average - average @ average).min() + 0.093) < 5e-4
-    assert abs(capacity(100, 1, 1) - 0.0099) < 5e-5 and abs(capacity(100, 2, 0.5) - 0.0883) < 5e-5
 
 
 # ---------------------------------------------------------------- the layer against the naive one
