@@ -1,6 +1,6 @@
-"""What a stack of blocks may be, and what a block may return."""
+"""What a stack of blocks may be, what a block may return, and which modules may change their class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -43,3 +43,15 @@ def check_derivative(derivative: torch.Tensor | None, l: int) -> torch.Tensor:
     got = f"block {l}, through which no derivative flows"
     require(derivative is not None, "blocks", got, "differentiable blocks")
     return derivative
+
+
+def check_own_forward(layers: Iterable[nn.Module]) -> None:
+    """Check that no part of the layers runs a forward that its instance holds, which a change of its class or of its
+    weights would not reach."""
+    for module in (module for layer in layers for module in layer.modules()):
+        plain = type(module).forward.__get__(module)  # accelerate leaves it behind
+        own = vars(module).get("forward", plain)
+        got = f"a {type(module).__name__} that holds a forward of its own"
+        want = "none: remove hooks (accelerate.hooks.remove_hook_from_submodules) and "
+        want += "compiled methods first, and add them again afterwards"
+        require(own == plain, "model", got, want)

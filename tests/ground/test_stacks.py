@@ -5,7 +5,7 @@ import torch
 from refusals import refused
 from torch import nn
 
-from gbattn.ground.stacks import apply_block, check_derivative, check_finite, check_stack
+from gbattn.ground.stacks import apply_block, check_derivative, check_finite, check_own_forward, check_stack
 
 X = torch.zeros(1, 2, 4)
 
@@ -48,3 +48,12 @@ def test_a_derivative_has_to_be_there_and_numbers_to_be_finite():
     check_finite("x", X, "", "")
     with refused("x"):
         check_finite("x", X / 0, "NaN", "numbers")
+
+
+def test_a_forward_that_an_instance_holds_is_refused_unless_it_is_that_of_the_class():
+    layer = nn.Sequential(nn.Linear(2, 2))
+    layer[0].forward = layer[0].forward  # as accelerate leaves it behind
+    check_own_forward([layer])
+    layer[0].forward = lambda x: x
+    with refused("model"):
+        check_own_forward([layer])
