@@ -4,7 +4,7 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 from gbattn.ground.terminal import printable
@@ -167,6 +167,24 @@ def check_keys(name: str, options: object, known: tuple[str, ...]) -> None:
     check(**{name: (options, DICTIONARY)})
     for key in options:
         require(key in known, name, f"the key {key!r}", f"one of {', '.join(known)}")
+
+
+def check_keywords(keywords: dict, *known: str) -> None:
+    """Check that something reads each keyword of a call; one that is None says nothing."""
+    for name, value in keywords.items():
+        fits = value is None or name in known
+        require(fits, name, "a keyword that nothing reads", "that it is left out")
+
+
+def check_numbers_of_layers(layers: object, n: int) -> list[int]:
+    """Return the numbers of some of n layers, in order, if they are different ones; all if `layers` is None."""
+    want = f"different numbers from 0 to {n - 1}"
+    require(isinstance(layers, Iterable | None), "layers", layers, want)
+    numbers = [*range(n)] if layers is None else [*layers]
+    fits = numbers and len({*numbers}) == len(numbers)
+    fits = fits and all(is_integer(i) and 0 <= i < n for i in numbers)
+    require(fits, "layers", numbers, want)
+    return sorted(map(int, numbers))
 
 
 def check_entries(where: object, found: object, rules: dict[str, Rule], cure: str):

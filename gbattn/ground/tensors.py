@@ -141,3 +141,12 @@ def is_length(x: object) -> bool:
 
 
 SIZE: Rule = is_length, "an integer that is not negative"
+
+
+def rows_of_table(table: torch.nn.Embedding, name: str, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a table with these numbers; on a CPU a number beyond it is named."""
+    try:
+        return table(numbers)
+    except IndexError:
+        got = f"numbers from {int(numbers.min())} to {int(numbers.max())}"
+        raise ArgumentError(name, got, f"0 to {len(table.weight) - 1}, the rows of a table") from None

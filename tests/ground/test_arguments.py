@@ -114,3 +114,17 @@ def test_a_compiler_traces_checks_of_sizes_that_change():
 def test_a_divisor_is_a_positive_integer_that_divides():
     holds, want = divisor_of("D", 8)
     assert [n for n in (-2, 0, 1, 2, 2.0, True, 3, 8, 16) if holds(n)] == [1, 2, 8] and want() == "a divisor of D = 8"
+
+
+def test_a_keyword_that_nothing_reads_is_refused():
+    arguments.check_keywords(dict(known=1, unknown=None), "known", "other")
+    with refused("unknown"):
+        arguments.check_keywords(dict(known=1, unknown=2), "known", "other")
+
+
+def test_numbers_of_layers_are_different_ones_in_order():
+    assert arguments.check_numbers_of_layers(None, 3) == [0, 1, 2]
+    assert arguments.check_numbers_of_layers((i for i in (np.int64(2), 0)), 3) == [0, 2]
+    for layers in ([], [3], [-1], [0, 0], [0.0], [True], 1, ["0"]):
+        with refused("layers"):
+            arguments.check_numbers_of_layers(layers, 3)

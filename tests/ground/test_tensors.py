@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from refusals import refused
 
 from gbattn.ground.arguments import ArgumentError
 from gbattn.ground.tensors import (
@@ -16,6 +17,7 @@ from gbattn.ground.tensors import (
     eval_mode,
     holds,
     is_length,
+    rows_of_table,
 )
 
 
@@ -83,3 +85,11 @@ def test_modes_are_put_back_part_by_part():
     with eval_mode(model):
         assert not any(part.training for part in model.modules())
     assert [part.training for part in model.modules()] == [True, True, False]
+
+
+def test_a_number_beyond_a_table_is_named():
+    table = torch.nn.Embedding(3, 2)
+    assert torch.equal(rows_of_table(table, "ids", torch.tensor([0, 2])), table.weight[[0, 2]])
+    for number in (-1, 3):
+        with refused("ids"):
+            rows_of_table(table, "ids", torch.tensor([0, number]))
