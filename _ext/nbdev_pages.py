@@ -9,7 +9,8 @@ file on disk, and so the download link, stays the notebook as it was written.
 =========================  ==================================================
 in the notebook            on the page
 =========================  ==================================================
-``hide``, ``default_exp``  the cell runs unseen (with ``eval: false``: is gone)
+``hide``, ``default_exp``  the cell runs unseen (with ``eval: false``: is gone); if a
+                           cell that a reader sees needs it, its code is folded
 ``eval: false``            shown, not run; so is a test flag of settings.ini
 ``echo: false``            output only
 ``output: false``          code only
@@ -30,6 +31,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import symtable
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -148,6 +150,58 @@ def names_in(code: str) -> str:
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
 
 
+def scopes(table: symtable.SymbolTable):
+    """A table of symbols and those inside it."""
+    yield table
+    for child in table.get_children():
+        yield from scopes(child)
+
+
+def names_of(code: str) -> tuple[set[str], set[str]]:
+    """The names that a cell binds, and those that it takes from the cells before it."""
+    top = symtable.symtable(code, "cell", "exec")
+    imported = {s.get_name() for s in top.get_symbols() if s.is_imported()}
+    bound = imported | {s.get_name() for s in top.get_symbols() if s.is_assigned()}
+    taken = {
+        s.get_name()
+        for table in scopes(top)
+        for s in table.get_symbols()
+        if s.is_referenced() and (table is top or s.is_global()) and s.get_name() not in imported
+    }
+    return bound, taken
+
+
+def needed(cells: list[dict]) -> set[int]:
+    """The unseen cells that bind what a reader meets: each name comes from the last cell before that binds it, or,
+    in a function that is called later, from the first one after."""
+    code = {i: names_of(cell["source"]) for i, cell in enumerate(cells) if cell["cell_type"] == "code"}
+    unseen = {i for i in code if "remove-cell" in cells[i]["metadata"]["tags"]}
+    found, open_cells = set(), [i for i in code if i not in unseen and is_code_shown(cells[i])]
+    while open_cells:
+        i = open_cells.pop()
+        for name in code[i][1]:
+            places = [*range(i - 1, -1, -1), *range(i + 1, len(cells))]
+            source = next((j for j in places if j in code and name in code[j][0]), None)
+            if source in unseen - found:
+                found.add(source)
+                open_cells.append(source)
+    return found
+
+
+def is_code_shown(cell: dict) -> bool:
+    """Whether a reader sees the code of a cell, if only on a click."""
+    return "remove-input" not in cell["metadata"]["tags"]
+
+
+def fold(cell: dict) -> dict:
+    """An unseen cell with its code folded, under a title that says what it binds, and without its output."""
+    imports = any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(cell["source"]).body)
+    names = ", ".join(filter(None, ["imports" if imports else "", names_in(cell["source"])])) or "what runs here"
+    tags = [tag for tag in cell["metadata"]["tags"] if tag != "remove-cell"] + ["hide-input", "remove-output"]
+    prompts = {f"code_prompt_{do.lower()}": f"{do} {names}" for do in ("Show", "Hide")}
+    return {**cell, "metadata": {**cell["metadata"], "tags": tags, "mystnb": prompts}}
+
+
 def page_cell(cell: dict, flags=()) -> tuple[dict | None, list[str]]:
     """A cell as the page wants it (None: not at all), and complaints about it."""
     source = "".join(cell["source"])  # a notebook may store a list of lines
@@ -179,6 +233,8 @@ def page_of(notebook: dict, flags=()) -> tuple[dict, list[str]]:
         first_line = next(iter("".join(cell["source"]).strip().splitlines()), "")
         trouble += [f"cell {number} ({first_line[:40]}): {what}" for what in wrong]
         cells += [shown] if shown else []
+    for i in needed(cells):
+        cells[i] = fold(cells[i])
     # The cache of executed notebooks compares code and kernel, not tags.  A cell that may
     # no longer run is told to it as another kernel, or the page would keep its old output.
     kernel = {"name": "python3", "display_name": "Python 3"} | notebook["metadata"].get("kernelspec", {})

@@ -424,16 +424,23 @@ def alibi(n_heads: int, *, device=None) -> Callable:
     )
 
 
-def soft_cap(cap: float) -> Callable:
+def soft_cap(cap: float, *, device=None) -> Callable:
     """Return the score function cap · tanh(score / cap), which keeps every score
-    below `cap` in size.
+    below `cap` in size; `device` is that of the scores.
 
     Notes
     -----
     Source: appendix W; Gemma Team (2024).
     """
     check(cap=(cap, POSITIVE))
-    return lambda score, b, h, q_idx, kv_idx: cap * torch.tanh(score / cap)
+    # FlexAttention takes tensors from outside, and no symbol, which a float may become.
+    cap = torch.tensor(float(cap), dtype=torch.float64, device=device)
+
+    def capped(score, b, h, q_idx, kv_idx):
+        most = cap.to(score.dtype)
+        return most * torch.tanh(score / most)
+
+    return capped
 
 # %% ../nbs/06_attention.ipynb #ea446016
 def fused_attention(

@@ -1,5 +1,6 @@
 """How a notebook becomes a page: the directives one by one, then a small book built by Sphinx."""
 
+import builtins
 import io
 import json
 import re
@@ -74,6 +75,66 @@ def test_a_folded_export_says_what_it_defines():
     assert prompt(fold + "\n".join(f"def f{i}(): ..." for i in range(5))) == "Show f0, f1, f2, f3 …"
     assert prompt(f"{fold}x = y = 1") == "Show x, y"
     assert prompt(f"{fold}print()") is None and prompt("#| export\ndef f(): ...") is None
+
+
+def page_of(*sources):
+    """The code cells of a page, from those of a notebook."""
+    cells = [json.loads(json.dumps(new_code_cell(source))) for source in sources]
+    return nbdev_pages.page_of({"cells": cells, "metadata": {}})[0]["cells"]
+
+
+@pytest.mark.parametrize(
+    "unseen, seen",
+    [
+        ("import math", "math.pi"),
+        ("from math import pi as x", "print(x)"),
+        ("def f(): ...", "[f() for _ in range(2)]"),
+        ("x = 1", "def g():\n    return x"),
+        ("for x in (1, 2): ...", "class C:\n    y = x"),
+    ],
+)
+def test_an_unseen_cell_is_folded_where_a_seen_one_needs_it(unseen, seen):
+    first, last = page_of(f"#| hide\n{unseen}", seen)
+    assert first["metadata"]["tags"] == ["hide-input", "remove-output"] and last["metadata"]["tags"] == []
+
+
+def test_a_fold_says_what_it_imports_and_defines():
+    prompt = lambda source: page_of(f"#| hide\n{source}", "f, x, math")[0]["metadata"]["mystnb"]["code_prompt_show"]
+    assert prompt("import math") == "Show imports"
+    assert prompt("import math\ndef f(): ...") == "Show imports, f"
+    assert prompt("x = 1") == "Show x"
+
+
+@pytest.mark.parametrize(
+    "unseen, seen",
+    [
+        ("assert 2 > 1", "print(2)"),
+        ("x = 1", "print(2)"),
+        ("x = 1", "import x\nx"),
+        ("x = 1", "def f(x):\n    return x"),
+        ("def f():\n    x = 1", "x = 2\ndef g():\n    y = x"),
+        ("x = 1", "#| echo: false\nx"),
+    ],
+)
+def test_an_unseen_cell_that_no_reader_needs_stays_unseen(unseen, seen):
+    assert page_of(f"#| hide\n{unseen}", seen)[0]["metadata"]["tags"] == ["remove-cell"]
+
+
+def test_a_name_comes_from_the_last_cell_that_binds_it_and_what_that_needs_is_folded_too():
+    cells = page_of("#| hide\nx = 1", "x = 2", "#| hide\ny = 1", "#| hide\ny = x", "#| hide\nz = 3", "print(y)")
+    assert ["remove-cell" in cell["metadata"]["tags"] for cell in cells] == [True, False, True, False, True, False]
+
+
+@pytest.mark.parametrize("path", sorted((EXTENSIONS.parent / "nbs").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_page_shows_where_each_of_its_names_comes_from(path):
+    notebook, _ = nbdev_pages.page_of(json.loads(path.read_text()))
+    seen = [
+        nbdev_pages.names_of(cell["source"])
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code" and not {"remove-cell", "remove-input"} & set(cell["metadata"]["tags"])
+    ]
+    bound, taken = (set().union(*(names[i] for names in seen)) for i in range(2))
+    assert taken - bound <= set(dir(builtins))
 
 
 @pytest.mark.parametrize(

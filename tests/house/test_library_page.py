@@ -1,4 +1,4 @@
-"""The library page lists what there is: every public name once, by module, and the front door first."""
+"""The library pages list what there is: every public name once, by module, and the front door first."""
 
 import importlib
 import re
@@ -12,7 +12,11 @@ import gbattn
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "nbs" / "api.md").read_text()
-LISTED = re.findall(r"automodule:: (gbattn[\w.]*)\n   :members:", PAGE)
+LISTED = [
+    name
+    for path in sorted((ROOT / "nbs").glob("api_*.md"))
+    for name in re.findall(r"automodule:: (gbattn[\w.]*)\n   :members:", path.read_text())
+]
 FRONT = PAGE.partition("## The front door")[2].partition("\n## ")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", FRONT, re.S)
 
@@ -27,8 +31,12 @@ def modules():
             yield ".".join(parts)
 
 
-def test_the_page_has_each_module_once():
+def test_the_pages_have_each_module_once():
     assert Counter(LISTED) == Counter(modules())
+
+
+def test_the_first_page_leads_to_the_others():
+    assert {path.name for path in (ROOT / "nbs").glob("api_*.md")} == set(re.findall(r"\((api_\w+\.md)\)", PAGE))
 
 
 @pytest.mark.parametrize("module", [*modules()])
@@ -41,7 +49,7 @@ def test_a_public_name_has_a_docstring(module):
 
 
 def test_the_front_door_comes_first_with_an_example_of_each_name():
-    assert PAGE.index("## The front door") < PAGE.index("automodule::")
+    assert PAGE.index("## The front door") < PAGE.index("(api_")
     for name in gbattn.__all__:
         assert len(re.findall(rf"\*\*{name}\*\*", FRONT)) == 1
         assert any(re.search(rf"\b{name}\(|, {name}\)", example) for example in EXAMPLES), name

@@ -295,7 +295,7 @@ def test_block_masks_give_what_dense_ones_give(kind):
     calls = [
         on_both(lambda device: dict(mask=sliding_window(50))),
         on_both(lambda device: dict(mask=same_document(ids.to(device)), causal=True)),
-        on_both(lambda device: dict(score_mod=soft_cap(2.0), causal=True, padding=real.to(device))),
+        on_both(lambda device: dict(score_mod=soft_cap(2.0, device=device), causal=True, padding=real.to(device))),
         on_both(lambda device: dict(score_mod=alibi(H, device=device), mask=sliding_window(50))),
     ]
     for told, moved in calls:

@@ -1,0 +1,70 @@
+// A figure to play with: inputs, a picture that follows them, and a sentence that says its numbers.
+// A figure is {compute(values) -> numbers, draw(numbers, values) -> SVG, tell(numbers, values) -> text}.
+// What carries data-drag="name" moves the input of that name; draw.value turns a height into a value.
+const play = (root, figure) => {
+  const inputs = [...root.querySelectorAll("input")];
+  const svg = root.querySelector("svg"), told = root.querySelector("p");
+  const values = () => Object.fromEntries(
+    inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : +e.value]));
+  const show = () => {
+    const now = values(), numbers = figure.compute(now);
+    svg.innerHTML = figure.draw(numbers, now);
+    told.textContent = figure.tell(numbers, now);
+    inputs.forEach(e => {
+      const output = e.parentElement.querySelector("output");
+      if (output) output.textContent = figure.label?.[e.name]?.(now[e.name]) ?? round(now[e.name], 2);
+    });
+  };
+  root.addEventListener("input", show);
+  root.querySelector("button").addEventListener("click", () => {
+    inputs.forEach(e => { e.value = e.defaultValue; e.checked = e.defaultChecked; });
+    show();
+  });
+  let held = null;
+  const place = event => {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const moved = figure.at(point.x, point.y);
+    for (const name of held.split(" ")) {
+      const input = inputs.find(e => e.name === name);
+      input.value = moved[name] ?? moved;
+    }
+    show();
+  };
+  svg.addEventListener("pointerdown", event => {
+    held = event.target.dataset.drag ?? null;
+    if (held) { svg.setPointerCapture(event.pointerId); event.preventDefault(); }
+  });
+  svg.addEventListener("pointermove", event => held && place(event));
+  svg.addEventListener("pointerup", () => { held = null; });
+  svg.addEventListener("pointercancel", () => { held = null; });
+  root.compute = figure.compute;  // the book's tests hold it against the library
+  show();
+};
+
+const round = (x, digits) => (Math.abs(x) < 0.5 * 10 ** -digits ? 0 : x).toFixed(digits).replace("-", "−");
+const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+const times = (A, v) => A.map(row => dot(row, v));
+const matrix = (A, B) => A.map(row => B[0].map((_, j) => row.reduce((sum, x, i) => sum + x * B[i][j], 0)));
+const power = (A, k) => k === 1 ? A : k % 2 ? matrix(A, power(A, k - 1)) : power(matrix(A, A), k / 2);
+const mean = v => v.reduce((sum, x) => sum + x, 0) / v.length;
+const softmax = s => {
+  const most = Math.max(...s), e = s.map(x => Math.exp(x - most)), sum = e.reduce((a, b) => a + b, 0);
+  return e.map(x => x / sum);
+};
+// Gaussian averages at bandwidth h, or local lines, as a matrix on the values at places x.
+const smoother = (x, h, lines) => x.map(at => {
+  const w = softmax(x.map(other => -((at - other) ** 2) / (2 * h * h)));
+  if (!lines) return w;
+  const off = x.map(other => other - at), first = dot(w, off), second = dot(w, off.map(d => d * d));
+  const all = second - first * first;
+  return w.map((weight, j) => weight * (second - first * off[j]) / all);
+});
+
+const line = (x1, y1, x2, y2, colour, width = 2, more = "") =>
+  `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="${colour}" stroke-width="${width}" ${more}/>`;
+const circle = (x, y, r, colour, more = "") => `<circle cx="${x}" cy="${y}" r="${r}" fill="${colour}" ${more}/>`;
+const path = (points, colour, width = 2.5, more = "") =>
+  `<polyline points="${points.map(p => p.map(x => x.toFixed(1)).join()).join(" ")}" fill="none"
+    stroke="${colour}" stroke-width="${width}" ${more}/>`;
+const text = (x, y, words, anchor = "start", colour = "currentColor") =>
+  `<text x="${x}" y="${y}" text-anchor="${anchor}" fill="${colour}">${words}</text>`;

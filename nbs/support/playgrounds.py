@@ -1,0 +1,146 @@
+"""The book's figures to play with: sliders, a picture, and a sentence that says its numbers, in a page's own script.
+
+Each figure computes in the reader's browser, with no network; the tests hold what it computes against the library.
+"""
+
+import html
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from IPython.display import HTML
+
+from gbattn.conventions import colour_of
+from gbattn.signal import recursion
+
+FOLDER = Path(__file__).parent / "play"
+STYLE = """
+.play {max-width: 40rem; color: var(--pst-color-text-base, #222)}
+.play label {display: grid; grid-template-columns: 8.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
+.play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
+.play input[type=range] {width: 100%; min-width: 0}
+.play svg {width: 100%; height: auto; user-select: none}
+.play text {font: 15px sans-serif}
+.play p {margin: .2rem 0; min-height: 3em; font-variant-numeric: tabular-nums}
+.play button {padding: .2rem .8rem}
+"""
+
+# name: what a screen reader says of the picture, its height, and the inputs: name, label, then least, most, step and
+# start of a slider, or whether a box is checked
+FIGURES = {
+    "fit": (
+        "Five points, the line fitted to them, dashed residuals, and the fit after a second round.",
+        260,
+        [
+            (f"y{i}", f"point {i}", -4, 4, 0.05, start)
+            for i, start in enumerate((-1, 1.5, -0.5, 2.5, 1), 1)
+        ]
+        + [("averages", "Gaussian averages instead of least squares", False)],
+    ),
+    "smooth": (
+        "Noisy points around a rising wave, the wave, and its estimate by averages or local lines.",
+        250,
+        [
+            ("bandwidth", "bandwidth", 0.02, 0.4, 0.005, 0.15),
+            ("rounds", "rounds", 1, 8, 1, 1),
+            ("noise", "noise", 0, 0.6, 0.02, 0.2),
+            ("lines", "local lines instead of averages", False),
+        ],
+    ),
+    "retrieve": (
+        "A state among five stored patterns on a circle, and its path when it is averaged again and again.",
+        290,
+        [
+            ("x", "state, across", -1.2, 1.2, 0.05, 0.4),
+            ("y", "state, up", -1.2, 1.2, 0.05, 0.25),
+            ("beta", "β", -0.5, 1.5, 0.05, 0.6),
+            ("steps", "steps", 1, 20, 1, 5),
+        ],
+    ),
+    "boost": (
+        "On the left noisy points around a wave with the boosted estimate; on the right the risk against the rounds.",
+        245,
+        [
+            ("rounds", "rounds", 0, 49, 1, 0),
+            ("shrinkage", "shrinkage ν", 0.05, 1, 0.05, 0.3),
+            ("bandwidth", "bandwidth", 0.04, 0.3, 0.005, 0.12),
+            ("noise", "noise", 0, 1, 0.05, 0.4),
+        ],
+    ),
+    "depth": (
+        "The Jacobian norm against depth on a logarithmic axis, a curve for each of LayerNorm, DyT and Derf.",
+        250,
+        [("alpha", "slope α", 0, 7, 1, 3), ("depth", "depth", 2, 64, 2, 64)],
+    ),
+    "second": (
+        "A token x among five others, what attention makes of it, F, the residual x − F, and a gated second round.",
+        300,
+        [
+            ("x", "x, across", -2, 2, 0.05, 1.4),
+            ("y", "x, up", -2, 2, 0.05, -1),
+            ("sharp", "sharpness, first", 0, 4, 0.1, 0.8),
+            ("sharper", "second", 0, 30, 0.5, 12),
+            ("gate", "gate", 0, 1, 0.05, 0.8),
+            ("sign", "read F − x, with the projections negated", False),
+        ],
+    ),
+}
+ALPHAS = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0]
+DEPTHS = [*range(0, 65, 2)]
+
+
+def _growth() -> dict:
+    """What the recursion of chapter 12 says of each normaliser at each depth."""
+    norms = {"layernorm": recursion(64).forward_J[DEPTHS]}
+    for name in ("dyt", "derf"):
+        norms[name] = (
+            recursion(64, normalizer=name, alpha=np.array(ALPHAS))
+            .forward_J[DEPTHS]
+            .T
+        )
+    rounded = {
+        name: [[float(f"{J:.4g}") for J in row] for row in np.atleast_2d(found)]
+        for name, found in norms.items()
+    }
+    return {
+        "alphas": ALPHAS,
+        "depths": DEPTHS,
+        "norms": rounded | {"layernorm": rounded["layernorm"][0]},
+    }
+
+
+DATA = {"depth": _growth}  # what a figure draws and does not compute
+COLOURS = {
+    "first": colour_of("softmax attention"),
+    "second": colour_of("boosted attention"),
+    "wrong": "#8c8c8c",
+    "draws": torch.randn(
+        25, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).tolist(),
+}
+
+
+def _row(name, label, *slider) -> str:
+    """One input with its label."""
+    if len(slider) == 1:
+        checked = " checked" if slider[0] else ""
+        return f'<label><input type="checkbox" name="{name}"{checked}>{html.escape(label)}</label>'
+    least, most, step, start = slider
+    limits = f'min="{least}" max="{most}" step="{step}" value="{start}"'
+    return f'<label>{html.escape(label)}<input type="range" name="{name}" {limits}><output></output></label>'
+
+
+def play(name: str) -> HTML:
+    """Return a figure to play with, one of `FIGURES`."""
+    alt, height, inputs = FIGURES[name]
+    rows = "".join(_row(*one) for one in inputs)
+    given = COLOURS | ({"data": DATA[name]()} if name in DATA else {})
+    common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
+    return HTML(
+        f'<div class="play" id="play-{name}" role="group" aria-label="{html.escape(alt)}"><style>{STYLE}</style>'
+        f'<svg viewBox="0 0 600 {height}" role="img" aria-label="{html.escape(alt)}"></svg>'
+        f'<p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
+        f"<script>{{\n{common}\nplay(document.currentScript.parentElement, (\n{own.rstrip().rstrip(';')}\n)"
+        f"({json.dumps(given)}));\n}}</script></div>"
+    )

@@ -1,0 +1,148 @@
+"""The figures to play with compute, in a browser, what the library computes; and they answer to hand and keyboard."""
+
+import json
+import math
+
+import pytest
+import torch
+from test_browser import browser, tab  # noqa: F401
+
+from gbattn.boosted import GradientBoostedAttention
+from gbattn.boosting import boosted_smoother, l2_boost
+from gbattn.hopfield import retrieve
+from gbattn.least_squares import hat_matrix
+from gbattn.signal import recursion
+from gbattn.smoothers import bias_variance, kernel_smoother
+from support.playgrounds import COLOURS, FIGURES, play
+
+EXACT = 1e-9
+
+
+@pytest.fixture(scope="module")
+def page(browser, tmp_path_factory):  # noqa: F811
+    path = tmp_path_factory.mktemp("play") / "all.html"
+    path.write_text("<!DOCTYPE html><meta charset=utf-8>" + "".join(play(name).data for name in FIGURES))
+    with tab(browser, viewport={"width": 800, "height": 3000}) as (page, requests, errors):
+        page.goto(path.as_uri())
+        yield page
+        assert not requests and not errors
+
+
+@pytest.fixture
+def compute(page):
+    """What a figure computes of the values of its inputs, tensors in float64."""
+
+    def call(name, **values):
+        told = page.evaluate(f"v => document.querySelector('#play-{name}').compute(v)", values)
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in json.loads(json.dumps(told)).items()}
+
+    return call
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_the_line_and_its_second_round_are_the_librarys(compute, averages):
+    x, y = torch.arange(-2, 3).double()[:, None], torch.tensor([-1, 2.5, 0.5, -3, 4], dtype=torch.float64)
+    S = kernel_smoother(x, 1.0) if averages else hat_matrix(torch.cat([torch.ones_like(x), x], 1))
+    found = compute("fit", averages=averages, **{f"y{i}": float(t) for i, t in enumerate(y, 1)})
+    assert (found["F"] - S @ y).abs().max() < EXACT
+    assert (found["second"] - S @ (y - S @ y)).abs().max() < EXACT
+    assert (found["second"].abs().max() > 0.1) == averages
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7])
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_smooth_of_a_wave_is_the_librarys(compute, rounds, lines):
+    x = torch.linspace(0, 1, 25, dtype=torch.float64)[:, None]
+    truth = 2 * x + 0.5 * torch.sin(2 * torch.pi * x)
+    S = kernel_smoother(x, 0.11, degree=int(lines))
+    y = truth + 0.3 * torch.tensor(COLOURS["draws"], dtype=torch.float64)[:, None]
+    found = compute("smooth", bandwidth=0.11, rounds=rounds, noise=0.3, lines=lines)
+    wanted = bias_variance(boosted_smoother(S, rounds), truth, 0.3)
+    assert (found["F"] - l2_boost(S, y, rounds)[:, 0]).abs().max() < EXACT
+    assert abs(found["bias"] - wanted.squared_bias) < EXACT and abs(found["risk"] - wanted.risk) < EXACT
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.2, 20.0])
+def test_the_path_of_a_state_is_the_librarys(compute, beta):
+    patterns = torch.tensor([[1, 0], [0.31, 0.95], [-0.81, 0.59], [-0.81, -0.59], [0.31, -0.95]], dtype=torch.float64)
+    start = torch.tensor([[0.4, -0.3]], dtype=torch.float64)
+    found = compute("retrieve", x=0.4, y=-0.3, beta=math.log10(beta), steps=7)
+    wanted = retrieve(start, patterns, steps=7, beta=beta, path=True)
+    assert (found["states"] - wanted[:, 0]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize(("place", "rounds"), [(0, 1), (9, 10), (22, 45)])
+def test_the_boosted_wave_and_its_risk_are_the_librarys(compute, place, rounds):
+    x = torch.linspace(0, 1, 25, dtype=torch.float64)[:, None]
+    truth, S = torch.sin(2 * torch.pi * x), kernel_smoother(x, 0.09)
+    y = truth + 0.5 * torch.tensor(COLOURS["draws"], dtype=torch.float64)[:, None]
+    found = compute("boost", rounds=place, shrinkage=0.35, bandwidth=0.09, noise=0.5)
+    assert found["M"] == rounds
+    assert (found["F"] - l2_boost(S, y, rounds, 0.35)[:, 0]).abs().max() < EXACT
+    for m, risk in found["risks"]:
+        assert abs(risk - bias_variance(boosted_smoother(S, int(m), 0.35), truth, 0.5).risk) < EXACT
+    assert found["best"][1] == found["risks"][:, 1].min()
+
+
+@pytest.mark.parametrize(("place", "alpha"), [(0, 0.1), (6, 1.4)])
+def test_the_growth_through_depth_is_the_librarys(compute, place, alpha):
+    found = compute("depth", alpha=place, depth=40)
+    for name in ("layernorm", "dyt", "derf"):
+        wanted = torch.from_numpy(recursion(40, normalizer=name, alpha=alpha).forward_J[::2])
+        assert len(found[name]) == 21 and (found[name] / wanted.flatten() - 1).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("sign", [False, True])
+def test_the_second_round_is_that_of_the_layer(compute, sign):
+    values = dict(x=1.1, y=-0.7, sharp=1.3, sharper=2.4, gate=0.35, sign=sign)
+    found = compute("second", **values)
+    layer = GradientBoostedAttention(2, 1, gate="scalar", bias=True, dtype=torch.float64)
+    parts = dict.fromkeys(("query", "key", "value", "out"), 1.0) | {"query": values["sharp"]}
+    second = {"query": values["sharper"], "key": 1.0, "value": 1.0}
+    with torch.no_grad():
+        for of, scales in ((layer, parts), (layer.corrections[0], second)):
+            for name, scale in scales.items():
+                getattr(of, name).weight.copy_(scale * torch.eye(2, dtype=torch.float64))
+                getattr(of, name).bias.zero_()
+        layer.corrections[0].gate.weight.zero_()
+        layer.corrections[0].gate.bias.fill_(torch.logit(torch.tensor(values["gate"], dtype=torch.float64)))
+        trace = layer.explain(found["X"][None])
+    first, correction = trace.rounds
+    assert (found["A"] - first.weights[0, 0, 0]).abs().max() < EXACT
+    assert (found["B"] - correction.weights[0, 0, 0]).abs().max() < EXACT
+    assert (found["r"] - (-1 if sign else 1) * correction.residual[0, 0]).abs().max() < EXACT
+    assert (found["c"] - correction.correction[0, 0]).abs().max() < EXACT
+    assert (found["output"] - trace.output[0, 0]).abs().max() < EXACT
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
+    root = page.locator(f"#play-{name}")
+    seen = lambda: (root.locator("svg").inner_html(), root.locator("p").inner_text())
+    start = seen()
+    slider = root.locator("input[type=range]").first
+    slider.focus()
+    for _ in range(3):
+        slider.press("ArrowRight")
+    assert seen()[0] != start[0]
+    root.locator("button").click()
+    assert seen() == start
+
+
+@pytest.mark.parametrize(("name", "moved"), [("fit", ["y1"]), ("second", ["x", "y"]), ("retrieve", ["x", "y"])])
+def test_a_point_is_dragged(page, name, moved):
+    root = page.locator(f"#play-{name}")
+    values = lambda: [root.locator(f"input[name={one}]").input_value() for one in moved]
+    before, box = values(), root.locator("[data-drag]").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 40, box["y"] - 40)
+    page.mouse.up()
+    assert all(a != b for a, b in zip(before, values(), strict=True))
+    root.locator("button").click()
+    assert values() == before
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_small(name):
+    assert len(play(name).data) < 15_000
