@@ -382,8 +382,10 @@ class _Sublayers(_BlockState):
 
 # %% ../nbs/11_blocks.ipynb #7c1e0c06
 class Block(_Sublayers):
-    """A transformer block: an attention and a feed-forward sublayer, each added to
-    the residual stream, each with a normaliser before it, after it, or none.
+    """A transformer block: an attention and a feed-forward sublayer.
+
+    Each is added to the residual stream, with a normaliser before it, after it, or
+    none.
 
     Parameters
     ----------
@@ -444,9 +446,8 @@ class Block(_Sublayers):
         causal, mask, padding, positions, cache, score_mod
             As in `gbattn.layers.MultiHeadAttention.forward`.
         """
-        if call is None:
-            said = None, causal, mask, padding, positions, cache, score_mod
-            call = AttentionCall(*said)
+        rest = None, causal, mask, padding, positions, cache, score_mod
+        call = AttentionCall(*rest) if call is None else call
         return self._sublayers(x, self.attention, call)
 
     def explain(self, x, call: AttentionCall | None = None, **options) -> tuple:
