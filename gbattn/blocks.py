@@ -30,13 +30,12 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
+from .ground.modules import check_tokens
 from .ground.tensors import FLOATING, at_least_float32, check_tensor
 from gbattn.layers import (
     AttentionCall,
     AttentionLayer,
-    Trace,
     check_options,
-    check_tokens,
     make_attention,
     make_projection,
     registered,
@@ -164,9 +163,47 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 # %% ../nbs/11_blocks.ipynb #10d04d50
 #| code-fold: true
-class FeedForward(nn.Module):
-    """The feed-forward sublayer, down(a(up(x))); gated, down(silu(gate(x)) ⊙
-    up(x)).
+class _FeedForwardWeights(nn.Module):
+    """The weights of `FeedForward`, which says what they are."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int | None = None,
+        *,
+        kind: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check(d_model=(d_model, COUNT), kind=(kind, one_of(*_ACTIVATIONS)))
+        check(d_hidden=(d_hidden, optional(COUNT)), bias=(bias, FLAG))
+        check(dropout=(dropout, PROBABILITY))
+        d_model = int(d_model)  # NumPy's ints overflow and do not compile
+        activation, gated = _ACTIVATIONS[kind], kind == "swiglu"
+        if d_hidden is None:
+            d_hidden = -(-d_model // 3) * 8 if gated else 4 * d_model
+        super().__init__()
+        options = dict(bias=bias, device=device, dtype=dtype)
+        self.kind, self.activation, self.dropout = kind, activation, float(dropout)
+        self.up = make_projection(d_model, d_hidden, **options)
+        self.gate = make_projection(d_model, d_hidden, **options) if gated else None
+        self.down = make_projection(d_hidden, d_model, **options)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the weights with `reset_projection`, from a generator or torch's
+        global one."""
+        for linear in self.children():
+            reset_projection(linear, generator)
+
+    def extra_repr(self) -> str:
+        """The options, as printed by torch."""
+        return f"kind={self.kind!r}, dropout={self.dropout}"
+
+# %% ../nbs/11_blocks.ipynb #7c1e0c01
+class FeedForward(_FeedForwardWeights):
+    """The feed-forward sublayer: down(a(up(x))), or down(silu(gate(x)) ⊙ up(x)).
 
     Parameters
     ----------
@@ -189,47 +226,6 @@ class FeedForward(nn.Module):
     Weights: ``up``, ``down`` and, if gated, ``gate``, each a ``torch.nn.Linear``.
     Source: chapter 11; Shazeer (2020).
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        d_hidden: int | None = None,
-        *,
-        kind: str = "gelu",
-        bias: bool = True,
-        dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check(
-            d_model=(d_model, COUNT),
-            kind=(kind, one_of(*_ACTIVATIONS)),
-            d_hidden=(d_hidden, optional(COUNT)),
-            bias=(bias, FLAG),
-            dropout=(dropout, PROBABILITY),
-        )
-        d_model = int(d_model)  # NumPy's ints overflow and do not compile
-        activation, gated = _ACTIVATIONS[kind], kind == "swiglu"
-        if d_hidden is None:
-            d_hidden = -(-d_model // 3) * 8 if gated else 4 * d_model
-        super().__init__()
-        factory_kwargs = dict(bias=bias, device=device, dtype=dtype)
-        self.kind, self.activation, self.dropout = kind, activation, float(dropout)
-        self.up = make_projection(d_model, d_hidden, **factory_kwargs)
-        self.gate = (
-            make_projection(d_model, d_hidden, **factory_kwargs) if gated else None
-        )
-        self.down = make_projection(d_hidden, d_model, **factory_kwargs)
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights with `reset_projection`, from a generator or torch's
-        global one."""
-        for linear in self.children():
-            reset_projection(linear, generator)
-
-    def extra_repr(self) -> str:
-        """The options, as printed by torch."""
-        return f"kind={self.kind!r}, dropout={self.dropout}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the output of the sublayer, shape (…, D)."""
@@ -284,9 +280,112 @@ PLACEMENTS: dict[str, Callable[..., torch.Tensor]] = {
 
 # %% ../nbs/11_blocks.ipynb #740ec46e
 #| code-fold: true
-class Block(nn.Module):
-    """A transformer block: an attention and a feed-forward sublayer, each added to
-    the residual stream, each with a normaliser before it, after it, or none.
+def _check_parts(d_model, norm, normalizer, ffn, attention, d_ffn, options) -> None:
+    check(d_model=(d_model, COUNT), norm=(norm, one_of(*PLACEMENTS)))
+    check(normalizer=(normalizer, one_of(*NORMALIZERS)))
+    check(ffn=(ffn, one_of(*_ACTIVATIONS, "none")))
+    check(attention=(attention, registered()), d_ffn=(d_ffn, optional(COUNT)))
+    check(attention_options=(options, optional(DICTIONARY)))
+    want = "None with ffn='none'"
+    require(ffn != "none" or d_ffn is None, "d_ffn", d_ffn, want)
+    check_options("attention_options", attention, options or {})
+
+# %% ../nbs/11_blocks.ipynb #7c1e0c02
+#| code-fold: true
+class _BlockParts(nn.Module):
+    """The parts of a `Block`, which says what they are."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        norm: str = "pre",
+        normalizer: str = "layernorm",
+        ffn: str = "gelu",
+        d_ffn: int | None = None,
+        attention: str = "multi_head",
+        attention_options: dict[str, object] | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        parts = norm, normalizer, ffn, attention, d_ffn, attention_options
+        _check_parts(d_model, *parts)
+        check(bias=(bias, FLAG), dropout=(dropout, PROBABILITY))
+        super().__init__()
+        d_model = int(d_model)
+        where = dict(device=device, dtype=dtype)
+        factory_kwargs = dict(bias=bias, **where)
+        self.d_model, self.norm, self.place = d_model, norm, PLACEMENTS[norm]
+        self.dropout = float(dropout)
+        normalize = partial(make_normalizer, normalizer, d_model, **where)
+        normalize = nn.Identity if norm == "none" else normalize
+        self.attention_norm = normalize()
+        options = factory_kwargs | (attention_options or {})
+        self.attention = make_attention(attention, d_model, n_heads, **options)
+        self.ffn_norm = self.ffn = None
+        if ffn != "none":
+            self.ffn_norm = normalize()
+            self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **factory_kwargs)
+
+# %% ../nbs/11_blocks.ipynb #7c1e0c03
+#| code-fold: true
+class _BlockState(_BlockParts):
+    """How a `Block` starts, what it prints, and its cache."""
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Reset the parameters of the sublayers, from a generator or torch's global
+        one, and of the normalisers."""
+        self.attention.reset_parameters(generator)
+        if self.norm != "none":
+            self.attention_norm.reset_parameters()
+        if self.ffn is not None:
+            self.ffn.reset_parameters(generator)
+            if self.norm != "none":
+                self.ffn_norm.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """The options, as printed by torch."""
+        return f"norm={self.norm!r}, dropout={self.dropout}"
+
+    def make_cache(
+        self, batch_size: int, max_length: int, **options
+    ) -> KeyValueCache:
+        """Return an empty cache for decoding with this block.
+
+        Arguments as for `gbattn.layers.MultiHeadAttention.make_cache`.
+        """
+        kind = type(self.attention).__name__
+        want = "a layer that has it, or cache=False where a model generates"
+        able = hasattr(self.attention, "make_cache")
+        require(able, "attention", f"{kind}, without make_cache", want)
+        return self.attention.make_cache(batch_size, max_length, **options)
+
+# %% ../nbs/11_blocks.ipynb #7c1e0c05
+class _Sublayers(_BlockState):
+    """What a `Block` computes."""
+
+    def _sublayers(self, x, attention: Callable, call: AttentionCall):
+        part = self.attention if self.ffn is None else self.ffn
+        check_tokens("x", x, self.d_model, part)
+        want = "None: a block attends to its own tokens"
+        require(call.context is None, "context", "a context", want)
+        own = isinstance(self.attention, AttentionLayer)
+        run = attention if own else lambda z, call: attention(z, **call.keywords)
+        drop = lambda f: nnf.dropout(f, self.dropout) if self.training else f
+        x = self.place(x, lambda z: drop(run(z, call)), self.attention_norm)
+        if self.ffn is None:
+            return x
+        return self.place(x, lambda z: drop(self.ffn(z)), self.ffn_norm)
+
+# %% ../nbs/11_blocks.ipynb #7c1e0c06
+class Block(_Sublayers):
+    """A transformer block: an attention and a feed-forward sublayer.
+
+    Each is added to the residual stream, with a normaliser before it, after it, or
+    none.
 
     Parameters
     ----------
@@ -324,72 +423,6 @@ class Block(nn.Module):
     Source: chapter 11.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        norm: str = "pre",
-        normalizer: str = "layernorm",
-        ffn: str = "gelu",
-        d_ffn: int | None = None,
-        attention: str = "multi_head",
-        attention_options: dict[str, object] | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check(
-            d_model=(d_model, COUNT),
-            norm=(norm, one_of(*PLACEMENTS)),
-            normalizer=(normalizer, one_of(*NORMALIZERS)),
-            ffn=(ffn, one_of(*_ACTIVATIONS, "none")),
-            attention=(attention, registered()),
-            d_ffn=(d_ffn, optional(COUNT)),
-            attention_options=(attention_options, optional(DICTIONARY)),
-            bias=(bias, FLAG),
-            dropout=(dropout, PROBABILITY),
-        )
-        want = "None with ffn='none'"
-        require(ffn != "none" or d_ffn is None, "d_ffn", d_ffn, want)
-        options = attention_options or {}
-        check_options("attention_options", attention, options)
-        super().__init__()
-        d_model = int(d_model)
-        where = dict(device=device, dtype=dtype)
-        factory_kwargs = dict(bias=bias, **where)
-        self.d_model, self.norm, self.place = d_model, norm, PLACEMENTS[norm]
-        self.dropout = float(dropout)
-        normalize = lambda: (
-            nn.Identity()
-            if norm == "none"
-            else make_normalizer(normalizer, d_model, **where)
-        )
-        self.attention_norm = normalize()
-        self.attention = make_attention(
-            attention, d_model, n_heads, **factory_kwargs | options
-        )
-        self.ffn_norm = self.ffn = None
-        if ffn != "none":
-            self.ffn_norm = normalize()
-            self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **factory_kwargs)
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Reset the parameters of the sublayers, from a generator or torch's global
-        one, and of the normalisers."""
-        self.attention.reset_parameters(generator)
-        if self.norm != "none":
-            self.attention_norm.reset_parameters()
-        if self.ffn is not None:
-            self.ffn.reset_parameters(generator)
-            if self.norm != "none":
-                self.ffn_norm.reset_parameters()
-
-    def extra_repr(self) -> str:
-        """The options, as printed by torch."""
-        return f"norm={self.norm!r}, dropout={self.dropout}"
-
     def forward(
         self,
         x: torch.Tensor,
@@ -413,16 +446,15 @@ class Block(nn.Module):
         causal, mask, padding, positions, cache, score_mod
             As in `gbattn.layers.MultiHeadAttention.forward`.
         """
-        if call is None:
-            said = None, causal, mask, padding, positions, cache, score_mod
-            call = AttentionCall(*said)
+        rest = None, causal, mask, padding, positions, cache, score_mod
+        call = AttentionCall(*rest) if call is None else call
         return self._sublayers(x, self.attention, call)
 
-    def explain(
-        self, x: torch.Tensor, call: AttentionCall | None = None, **options
-    ) -> tuple[torch.Tensor, Trace]:
-        """Return what `forward` returns for these arguments, and the `Trace` of the
-        attention, which must have ``explain``; not while training with dropout."""
+    def explain(self, x, call: AttentionCall | None = None, **options) -> tuple:
+        """Return what `forward` returns, and the `Trace` of the attention.
+
+        It must have ``explain``; not while training with dropout.
+        """
         traces = []
 
         def attention(z: torch.Tensor, *call, **options) -> torch.Tensor:
@@ -431,32 +463,6 @@ class Block(nn.Module):
 
         call = AttentionCall(**options) if call is None else call
         return self._sublayers(x, attention, call), *traces
-
-    def _sublayers(self, x, attention: Callable, call: AttentionCall):
-        part = self.attention if self.ffn is None else self.ffn
-        check_tokens("x", x, self.d_model, part)
-        want = "None: a block attends to its own tokens"
-        require(call.context is None, "context", "a context", want)
-        own = isinstance(self.attention, AttentionLayer)
-        run = attention if own else lambda z, call: attention(z, **call.keywords)
-        drop = lambda f: nnf.dropout(f, self.dropout) if self.training else f
-        x = self.place(x, lambda z: drop(run(z, call)), self.attention_norm)
-        if self.ffn is None:
-            return x
-        return self.place(x, lambda z: drop(self.ffn(z)), self.ffn_norm)
-
-    def make_cache(
-        self, batch_size: int, max_length: int, **options
-    ) -> KeyValueCache:
-        """Return an empty cache for decoding with this block.
-
-        Arguments as for `gbattn.layers.MultiHeadAttention.make_cache`.
-        """
-        kind = type(self.attention).__name__
-        want = "a layer that has it, or cache=False where a model generates"
-        able = hasattr(self.attention, "make_cache")
-        require(able, "attention", f"{kind}, without make_cache", want)
-        return self.attention.make_cache(batch_size, max_length, **options)
 
 # %% ../nbs/11_blocks.ipynb #528b0f8f
 #| code-fold: true
@@ -551,7 +557,7 @@ def rms_norm_jacobian(
 
     Notes
     -----
-    Source: Proposition "The other normalisers" of chapter 11.
+    Source: chapter 11; as the theorem on layer normalisation, without the mean.
     """
     x, dtype = _rows(x, weight, eps)
     s = (x.square().mean(-1, keepdim=True) + eps).sqrt()  # (…, 1)

@@ -174,8 +174,8 @@ def linear_cost(
 
 # %% ../nbs/10_cost.ipynb #05033d24
 #| code-fold: true
-class AttentionSizes(NamedTuple):
-    """Sizes of one pass through a layer, and costs of the parts that layers share."""
+class _Sizes(NamedTuple):
+    """Sizes of one pass through a layer."""
 
     layer: MultiHeadAttention
     B: int
@@ -210,6 +210,11 @@ class AttentionSizes(NamedTuple):
         """Numbers in a tensor (B, T, D)."""
         return self.B * self.T * self.D
 
+# %% ../nbs/10_cost.ipynb #7c1e0d01
+#| code-fold: true
+class _ProjectionCosts(_Sizes):
+    """Costs of projections, and of what is moved without a product."""
+
     def project(self, tokens: int, *widths: int, saved: bool = True) -> Cost:
         """Cost of projecting tokens to these widths, by one product."""
         rows, width = self.B * tokens, sum(widths)
@@ -236,6 +241,16 @@ class AttentionSizes(NamedTuple):
         if self.context is not None:
             return self.query() + self.keys_and_values()
         return self.project(self.T, self.D, self.kv_dim, self.kv_dim)
+
+    def moved(self, moved: int, saved: int = 0) -> Cost:
+        """Cost of moving, and of saving, this many numbers without a product."""
+        moved, saved = self.itemsize * moved, self.itemsize * saved
+        return Cost(traffic_bytes=moved, saved_bytes=saved)
+
+# %% ../nbs/10_cost.ipynb #7c1e0d02
+#| code-fold: true
+class AttentionSizes(_ProjectionCosts):
+    """Sizes of one pass through a layer, and costs of the parts that layers share."""
 
     def shift(self) -> Cost:
         """Cost of mixing keys and values with those of the token before, if the layer
@@ -265,11 +280,6 @@ class AttentionSizes(NamedTuple):
             self.itemsize * moved + sums,
             self.itemsize * self.numel + sums,
         )
-
-    def moved(self, moved: int, saved: int = 0) -> Cost:
-        """Cost of moving, and of saving, this many numbers without a product."""
-        moved, saved = self.itemsize * moved, self.itemsize * saved
-        return Cost(traffic_bytes=moved, saved_bytes=saved)
 
     def check_no_context(self) -> None:
         """Refuse a context, for a layer whose residual is not defined there."""

@@ -170,32 +170,6 @@ def test_prop_ratio(p):
     return ratios(p), said_ratios(p)
 
 
-def at_the_crossing(p, shift=0):
-    """FLOPs of looks, and of everything else, at the lengths where they should be equal."""
-    H, K, _ = p
-    D = 2 * H * K
-    lengths = [2 * D, 5 * D // 2, D // 2 + H]
-    looks, rest = [], []
-    for T, options in zip(lengths, (None, PUBLISHED, CHEAP)):
-        T += shift
-        if options is None:
-            parts = [attention_parts(make_attention("multi_head", D, H, device="meta"), T)]
-        else:
-            made = (make_attention("boosted", D, H, device="meta", rounds=m, **options) for m in (2, 1))
-            parts = [attention_parts(layer, T) for layer in made]
-        look = [part["attention"].forward_flops for part in parts]
-        other = [part["projections"].forward_flops + part["gate"].forward_flops for part in parts]
-        looks.append((look[0] - sum(look[1:])) / T)
-        rest.append((other[0] - sum(other[1:])) / T)
-    return torch.tensor(looks, dtype=F64), torch.tensor(rest, dtype=F64)
-
-
-@claim(sizes(), tolerance=0, mutant=lambda p: at_the_crossing(p, shift=1))
-def test_prop_crossover(p):
-    """At these lengths a look costs as much as the rest. Mutant: one token later."""
-    return at_the_crossing(p)
-
-
 class Remembering(Drawn):
     """A drawn layer, or a linear one, and the cache it makes."""
 
