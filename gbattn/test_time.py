@@ -457,6 +457,19 @@ def _fast_feed_forward_parts(p: AttentionSizes) -> dict[str, Cost]:
         "elementwise": Cost(),
     }
 
+# %% ../nbs/22_test_time.ipynb #7be20a14
+#| code-fold: true
+def _source(name: str, names: dict[str, str]) -> str:
+    """The weight of the model that becomes this one, by the old start of each new one."""
+    start = ".".join(name.split(".")[:2]) + "."
+    if start not in names:
+        return name
+    part, rest = names[start], name[len(start) :]
+    if not part.endswith("ffn"):
+        return part + rest
+    norm = "_norm" if rest.startswith("attention_norm.") else ""
+    return f"{part}{norm}.{rest.split('.', 1)[1]}"
+
 # %% ../nbs/22_test_time.ipynb #bbf9fd3a
 #| code-fold: true
 def with_fast_weights(
@@ -511,16 +524,7 @@ def with_fast_weights(
     table = model.token_embedding.weight
     new = LanguageModel(config, device=table.device, dtype=table.dtype)
     old, weights = model.state_dict(), new.state_dict()
-    for name in weights:
-        start = ".".join(name.split(".")[:2]) + "."
-        source = name
-        if start in names:
-            part, rest = names[start], name[len(start) :]
-            source = part + rest
-            if part.endswith("ffn"):
-                norm = rest.startswith("attention_norm.")
-                source = f"{part}{'_norm' if norm else ''}.{rest.split('.', 1)[1]}"
-        if source in old:
-            weights[name] = old[source]
+    sources = {name: _source(name, names) for name in weights}
+    weights |= {name: old[s] for name, s in sources.items() if s in old}
     new.load_state_dict(weights)
     return new.train(model.training)
