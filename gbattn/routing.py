@@ -140,6 +140,29 @@ def _with_zeros(A: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     alpha = moved * rows / moved.sum(-1, keepdim=True).masked_fill(rows == 0, 1)
     return merge_heads(alpha @ (v + value).to(A.dtype)), score, value
 
+# %% ../nbs/20_routing.ipynb #3b71d0c8
+def _run_with_zeros(layer, loss) -> tuple[torch.Tensor, list[tuple], int]:
+    """The loss; α, v, what each round outputs and its zeros; runs of the layer."""
+    rounds, passes, attend_heads = [], [], layer.attend_heads
+
+    def attend_with_zeros(inputs, q, k, v):
+        _, A = attend_heads(inputs._replace(rounds=[]), q, k, v)  # (B, H, T, S)
+        _check_rows(A)
+        v = v[..., : layer.head_dim]  # linear attention appends a column of ones
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, K)
+        rounds.append((A.detach(), v.detach(), *_with_zeros(A, v)))
+        return rounds[-1][2], A
+
+    counter = layer.register_forward_pre_hook(lambda *_: passes.append(1))
+    layer.attend_heads = attend_with_zeros
+    try:
+        with torch.enable_grad():
+            number = loss()
+    finally:
+        del layer.attend_heads
+        counter.remove()
+    return number, rounds, len(passes)
+
 # %% ../nbs/20_routing.ipynb #78225c4d
 def routing(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor]
@@ -174,25 +197,8 @@ def routing(
     require(
         not random, "layer", "dropout while training", "none: call .eval() first"
     )
-    rounds, passes, attend_heads = [], [], layer.attend_heads
-
-    def attend_with_zeros(inputs, q, k, v):
-        _, A = attend_heads(inputs._replace(rounds=[]), q, k, v)  # (B, H, T, S)
-        _check_rows(A)
-        v = v[..., : layer.head_dim]  # linear attention appends a column of ones
-        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, S, K)
-        rounds.append((A.detach(), v.detach(), *_with_zeros(A, v)))
-        return rounds[-1][2], A
-
-    counter = layer.register_forward_pre_hook(lambda *_: passes.append(1))
-    layer.attend_heads = attend_with_zeros
-    try:
-        with torch.enable_grad():
-            number = loss()
-    finally:
-        del layer.attend_heads
-        counter.remove()
-    _check_loss(number, len(passes))
+    number, rounds, passes = _run_with_zeros(layer, loss)
+    _check_loss(number, passes)
     require(bool(rounds), "layer", "one that attends elsewhere", _EXPLAINS[1])
     inner = [x for one in rounds for x in one[2:]]
     found = torch.autograd.grad(number, inner, allow_unused=True)

@@ -53,8 +53,7 @@ def score_drift_bound(
     w_q: tuple[torch.Tensor, torch.Tensor],
     w_k: tuple[torch.Tensor, torch.Tensor],
 ) -> ScoreDrift:
-    """Return how far the scores S = X W_Q W_Kᵀ Xᵀ/√K of heads have moved, and what
-    bounds it.
+    """Return how far the scores of heads, X W_Q W_Kᵀ Xᵀ/√K, have moved, and a bound.
 
     Parameters
     ----------
