@@ -158,10 +158,219 @@ def pyramid_cost(levels: int) -> float:
     check(levels=(levels, COUNT))
     return 4 / 3 * (1 - 4.0**-levels)
 
-# %% ../nbs/29_hierarchical.ipynb #3d30c731
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b0
+_SUMS = one_of("scores", "outputs", "residuals")
+
+
+def _reset_levels(layer: MultiHeadAttention) -> None:
+    """Filters that add up, and equal weights of levels."""
+    nn.init.constant_(layer.filters, layer.taps**-0.5)
+    nn.init.zeros_(layer.mixture)
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b1
 #| code-fold: true
+class _Levels(MultiHeadAttention):
+    """The weights of `HierarchicalAttention`."""
+
+    additive_masks = False
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        levels: int = 3,
+        taps: int = 2,
+        combine: str = "scores",
+        aligned: bool = False,
+        rotary: float | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options,
+    ) -> None:
+        check(levels=(levels, REPEATS), taps=(taps, REPEATS), combine=(combine, _SUMS))
+        check(aligned=(aligned, FLAG))
+        want = "None: a block has no one position"
+        require(rotary is None, "rotary", rotary, want)
+        like = dict(device=device, dtype=dtype)
+        super().__init__(d_model, n_heads, bias=bias, **like, **options)
+        self.levels, self.taps = int(levels), int(taps)
+        self.combine, self.aligned = combine, aligned
+        maps = lambda width: nn.ModuleList(
+            make_projection(self.d_model, width, bias=bias, **like)
+            for _ in range(1, self.levels)
+        )
+        self.level_queries = maps(self.d_model)
+        self.level_keys = maps(self.head_dim * self.n_kv_heads)
+        steps = torch.empty(self.levels - 1, self.taps, self.d_model, **like)
+        self.filters = nn.Parameter(steps)
+        self.mixture = nn.Parameter(torch.empty(self.levels, self.n_heads, **like))
+        _reset_levels(self)
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b2
+#| code-fold: true
+class _LevelOptions(_Levels):
+    """What `HierarchicalAttention` takes, prints and stores."""
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """As `MultiHeadAttention.reset_parameters`; filters and mixture as at first."""
+        super().reset_parameters(generator)
+        _reset_levels(self)
+
+    def extra_repr(self) -> str:
+        """The options, as printed by torch."""
+        options = f"levels={self.levels}, taps={self.taps}, combine={self.combine!r}"
+        return f"{super().extra_repr()}, {options}, aligned={self.aligned}"
+
+    @property
+    def left_padding(self) -> bool:
+        """Whether hidden tokens on the left change nothing, which is so without blocks."""
+        return self.levels == 1
+
+    @property
+    def no_context(self) -> str:
+        """Why a context is refused."""
+        fits = self.combine != "residuals"
+        return "" if fits else "the residual V − F needs a value for each query"
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of keys of each level, values, last rows and residuals."""
+        shapes, coarse = super().cache_shapes(), range(1, self.levels)
+        shapes |= {f"level{l}": (self.n_kv_heads, self.head_dim) for l in coarse}
+        if self.levels > 1:
+            last = (1, max(self.taps - 1, 1), self.d_model)
+            shapes |= {f"rows{l}": last for l in range(self.levels)}
+        if self.combine == "residuals":
+            shapes |= {f"residual{l}": (self.n_heads, self.head_dim) for l in coarse}
+        return shapes
+
+    def make_cache(self, *sizes, static: bool = False, **options) -> KeyValueCache:
+        """As `MultiHeadAttention.make_cache`, but not a static one."""
+        want = "False: blocks are counted up to the last token, not to the last place"
+        require(static is False, "static", repr(static), want)
+        return super().make_cache(*sizes, **options)
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b3
+def _products(layer, q, k) -> torch.Tensor:
+    """The scores of heads, with keys repeated for the queries that share them."""
+    wide = at_least_float32(q.dtype)
+    k = repeat_heads(k, q.shape[1])
+    with full_precision(q):
+        return q.to(wide) @ k.to(wide).mT * layer.head_dim**-0.5
+
+
+def _attend(layer, scores, allowed, v) -> tuple[torch.Tensor, torch.Tensor]:
+    """A v with its heads merged, and A."""
+    if allowed is None:
+        A = scores.softmax(-1).to(v.dtype)
+    else:
+        nothing = ~allowed.any(-1, keepdim=True)
+        scores = scores.masked_fill(~allowed, -math.inf).masked_fill(nothing, 0)
+        A = scores.softmax(-1).masked_fill(nothing, 0).to(v.dtype)
+    return merge_heads(nnf.dropout(A, layer.dropout, layer.training) @ v), A
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b4
+#| code-fold: true
+def _real_tokens(inputs: AttentionInputs) -> torch.Tensor | None:
+    """Which keys are real, (B, S); a size may be 1."""
+    mask = inputs.mask
+    if mask is None:
+        return None
+    one_row = mask.shape[-2] == 1 and (mask.ndim == 2 or mask.shape[1] == 1)
+    got = f"shape {tuple(mask.shape)}, {mask.dtype}"
+    want = "padding, boolean, (1, S) or (B, 1, 1, S): a level mixes keys that"
+    want += " another mask would keep apart; causal=True for the triangle"
+    require(one_row and mask.dtype == torch.bool, "mask", got, want)
+    return mask.flatten(0, -2)
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b5
+#| code-fold: true
+def _blocks(layer, inputs: AttentionInputs, X) -> list[torch.Tensor]:
+    """The blocks of each level in which the tokens X (B, n, D) lie."""
+    cache, rows, blocks = inputs.cache, max(layer.taps - 1, 1), [X]
+    past = 0 if cache is None else cache.length
+    for level in range(layer.levels if layer.levels > 1 else 0):
+        before = X.new_zeros(len(X), rows, layer.d_model)
+        if cache is not None:
+            name = f"rows{level}"
+            before = cache.buffers[name][:, 0].to(X.dtype)
+            last = torch.cat([before, X], dim=1)[:, None, -rows:]
+            cache.replace(name, last.to(cache.buffers[name].dtype))
+        if level:  # the first token may lie in the last block of the past
+            inside = past % 2**level > 0
+            old = before[:, -1:]
+            blocks.append(torch.cat([old, X], dim=1) if inside else X)
+        if level + 1 < layer.levels:
+            odd = -(-past // 2**level) % 2
+            X = _coarser(before, X, layer.filters[level], odd)
+    return blocks
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b6
+#| code-fold: true
+def _level_scores(layer, inputs: AttentionInputs, q, k) -> list[torch.Tensor]:
+    """The scores of each level, lifted to (B, H, T, S)."""
+    past = 0 if inputs.cache is None else inputs.cache.length
+    x, source, (T, S) = inputs.x, inputs.source, (q.shape[2], k.shape[2])
+    real, scores = _real_tokens(inputs), [_products(layer, q, k)]
+    visible = source
+    if real is not None:
+        hidden = ~real[:, -source.shape[1] :, None]
+        visible = source.masked_fill(hidden, 0)
+    key_blocks = _blocks(layer, inputs, visible)
+    query_blocks = key_blocks if source is x else _blocks(layer, inputs, x)
+    for level in range(1, layer.levels):
+        maps = layer.level_queries[level - 1], layer.level_keys[level - 1]
+        size, blocks = 2**level, key_blocks[level]
+        if source is x:
+            q, k = project(blocks, *maps)
+        else:
+            q, k = maps[0](query_blocks[level]), maps[1](blocks)
+        q, k = split_heads(q, layer.n_heads), split_heads(k, layer.n_kv_heads)
+        if inputs.cache is not None:  # which has a row for each token
+            k = k.repeat_interleave(size, 2)[:, :, past % size :][:, :, :T]
+            k = inputs.cache.extend(f"level{level}", k)[:, :, ::size]
+        coarse = _products(layer, q, k)  # (B, H, T_l, S_l)
+        if layer.aligned and inputs.causal:
+            coarse = coarse.tril(past // size)
+        if layer.aligned and real is not None:
+            complete = real.expand(-1, S)[:, None, None, ::size]
+            coarse = coarse.masked_fill(~complete, 0)
+        options = dict(past=past, aligned=layer.aligned)
+        scores.append(lift_scores(coarse, level, T, S, **options))
+    return scores
+
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b7
+def _one_softmax(layer, inputs: AttentionInputs, scores, weights, allowed, v):
+    """F of the sum of scores, under one softmax."""
+    mixed = sum(w[:, None, None] * s for w, s in zip(weights, scores))
+    F, A = _attend(layer, mixed, allowed, v)
+    entries = dict(weights=A, residual=inputs.x, correction=F, estimate=F)
+    layer.record_round(inputs, **entries)
+    return F
+
+
+def _one_round_a_level(layer, inputs: AttentionInputs, scores, weights, allowed, v):
+    """F of a round for each level, from coarse to fine."""
+    own, T = inputs.source is inputs.x, scores[0].shape[-2]
+    F = 0.0
+    for level in reversed(range(layer.levels)):
+        c, A = _attend(layer, scores[level], allowed, v)
+        g = weights[level].expand(*c.shape[:2], -1)  # (B, T, H)
+        F = add_gated(torch.zeros_like(c) if level == layer.levels - 1 else F, g, c)
+        r = merge_heads(v[:, :, -T:]) if own else None
+        entries = dict(weights=A, residual=r, correction=c, estimate=F)
+        layer.record_round(inputs, g, **entries)
+        if layer.combine == "residuals" and level:
+            step = split_heads(c, layer.n_heads) * weights[level][:, None, None]
+            v = v[:, :, -T:] - step
+            if inputs.cache is not None:
+                v = inputs.cache.extend(f"residual{level}", v)
+    return F
+
+# %% ../nbs/29_hierarchical.ipynb #3d30c731
 @register("hierarchical")
-class HierarchicalAttention(MultiHeadAttention):
+class HierarchicalAttention(_LevelOptions):
     """Attention whose scores are those of tokens and of blocks of 2, 4, … tokens.
 
     out(F) with F = softmax(Σ_l λ_l P_l S_l P_lᵀ + mask) V for each head, where S_l =
@@ -201,76 +410,10 @@ class HierarchicalAttention(MultiHeadAttention):
     the spirit of Cirrincione (2026).
     """
 
-    additive_masks = False
-
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        levels: int = 3,
-        taps: int = 2,
-        combine: str = "scores",
-        aligned: bool = False,
-        rotary: float | None = None,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options,
-    ) -> None:
-        sums = one_of("scores", "outputs", "residuals")
-        check(levels=(levels, REPEATS), taps=(taps, REPEATS), combine=(combine, sums))
-        check(aligned=(aligned, FLAG))
-        require(
-            rotary is None, "rotary", rotary, "None: a block has no one position"
-        )
-        like = dict(device=device, dtype=dtype)
-        super().__init__(d_model, n_heads, bias=bias, **like, **options)
-        self.levels, self.taps = int(levels), int(taps)
-        self.combine, self.aligned = combine, aligned
-        self.level_queries, self.level_keys = (
-            nn.ModuleList(
-                make_projection(self.d_model, features, bias=bias, **like)
-                for _ in range(1, self.levels)
-            )
-            for features in (self.d_model, self.head_dim * self.n_kv_heads)
-        )
-        steps = torch.empty(self.levels - 1, self.taps, self.d_model, **like)
-        self.filters = nn.Parameter(steps)
-        self.mixture = nn.Parameter(torch.empty(self.levels, self.n_heads, **like))
-        self._reset_levels()
-
-    def _reset_levels(self) -> None:
-        nn.init.constant_(self.filters, self.taps**-0.5)
-        nn.init.zeros_(self.mixture)
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """As `MultiHeadAttention.reset_parameters`; filters and mixture as at first."""
-        super().reset_parameters(generator)
-        self._reset_levels()
-
-    def extra_repr(self) -> str:
-        """The options, as printed by torch."""
-        options = (
-            f"levels={self.levels}, taps={self.taps}, combine={self.combine!r}"
-        )
-        return f"{super().extra_repr()}, {options}, aligned={self.aligned}"
-
-    @property
-    def left_padding(self) -> bool:
-        """Whether hidden tokens on the left change nothing, which is so without blocks."""
-        return self.levels == 1
-
     @property
     def rounds(self) -> int:
         """The attention calls of a pass, one for summed scores, else one per level."""
         return 1 if self.combine == "scores" else self.levels
-
-    @property
-    def no_context(self) -> str:
-        """Why a context is refused."""
-        fits = self.combine != "residuals"
-        return "" if fits else "the residual V − F needs a value for each query"
 
     def level_weights(self) -> torch.Tensor:
         """Return λ, or g of residuals, shape (L, H)."""
@@ -278,140 +421,21 @@ class HierarchicalAttention(MultiHeadAttention):
             return 2 * self.mixture.sigmoid()
         return self.mixture.softmax(0)
 
-    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of keys of each level, of values, of the last rows of each
-        level, and of residuals."""
-        shapes, coarse = super().cache_shapes(), range(1, self.levels)
-        shapes |= {f"level{l}": (self.n_kv_heads, self.head_dim) for l in coarse}
-        if self.levels > 1:
-            last = (1, max(self.taps - 1, 1), self.d_model)
-            shapes |= {f"rows{l}": last for l in range(self.levels)}
-        if self.combine == "residuals":
-            shapes |= {
-                f"residual{l}": (self.n_heads, self.head_dim) for l in coarse
-            }
-        return shapes
-
-    def make_cache(self, *sizes, static: bool = False, **options) -> KeyValueCache:
-        """As `MultiHeadAttention.make_cache`, but not a static one."""
-        want = "False: blocks are counted up to the last token, not to the last place"
-        require(static is False, "static", repr(static), want)
-        return super().make_cache(*sizes, **options)
-
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return F, shape (B, T, D)."""
         own = inputs.source is inputs.x
         want = "None with a context: it counts blocks of one sequence"
         require(own or inputs.cache is None, "cache", "a cache", want)
         q, k, v = self.make_heads(inputs, *self.project_inputs(inputs))
-        scores = self._scores(inputs, q, k)
-        T, S = scores[0].shape[-2:]
+        scores = _level_scores(self, inputs, q, k)
         allowed = inputs.mask
         if inputs.causal:
-            past = causal_mask(T, S, device=q.device)
+            past = causal_mask(*scores[0].shape[-2:], device=q.device)
             allowed = past if allowed is None else past & allowed
         v = repeat_heads(v, self.n_heads)  # (B, H, S, K)
         weights = self.level_weights().to(v.dtype)  # (L, H)
-        if self.combine == "scores":
-            mixed = sum(w[:, None, None] * s for w, s in zip(weights, scores))
-            F, A = self._attend(mixed, allowed, v)
-            entries = dict(weights=A, residual=inputs.x, correction=F, estimate=F)
-            self.record_round(inputs, **entries)
-            return F
-        F = 0.0
-        for level in reversed(range(self.levels)):
-            c, A = self._attend(scores[level], allowed, v)
-            g = weights[level].expand(*c.shape[:2], -1)  # (B, T, H)
-            F = add_gated(torch.zeros_like(c) if level == self.levels - 1 else F, g, c)
-            r = merge_heads(v[:, :, -T:]) if own else None
-            entries = dict(weights=A, residual=r, correction=c, estimate=F)
-            self.record_round(inputs, g, **entries)
-            if self.combine == "residuals" and level:
-                step = split_heads(c, self.n_heads) * weights[level][:, None, None]
-                v = v[:, :, -T:] - step
-                if inputs.cache is not None:
-                    v = inputs.cache.extend(f"residual{level}", v)
-        return F
-
-    def _attend(self, scores, allowed, v):
-        """A v with its heads merged, and A."""
-        if allowed is None:
-            A = scores.softmax(-1).to(v.dtype)
-        else:
-            nothing = ~allowed.any(-1, keepdim=True)
-            scores = scores.masked_fill(~allowed, -math.inf).masked_fill(nothing, 0)
-            A = scores.softmax(-1).masked_fill(nothing, 0).to(v.dtype)
-        return merge_heads(nnf.dropout(A, self.dropout, self.training) @ v), A
-
-    def _scores(self, inputs: AttentionInputs, q, k) -> list[torch.Tensor]:
-        """The scores of each level, lifted to (B, H, T, S)."""
-        past = 0 if inputs.cache is None else inputs.cache.length
-        x, source, (T, S) = inputs.x, inputs.source, (q.shape[2], k.shape[2])
-        real, scores = self._real_tokens(inputs), [self._products(q, k)]
-        visible = source
-        if real is not None:
-            hidden = ~real[:, -source.shape[1] :, None]
-            visible = source.masked_fill(hidden, 0)
-        key_blocks = self._blocks(inputs, visible)
-        query_blocks = key_blocks if source is x else self._blocks(inputs, x)
-        for level in range(1, self.levels):
-            maps = self.level_queries[level - 1], self.level_keys[level - 1]
-            size, blocks = 2**level, key_blocks[level]
-            if source is x:
-                q, k = project(blocks, *maps)
-            else:
-                q, k = maps[0](query_blocks[level]), maps[1](blocks)
-            q, k = split_heads(q, self.n_heads), split_heads(k, self.n_kv_heads)
-            if inputs.cache is not None:  # which has a row for each token
-                k = k.repeat_interleave(size, 2)[:, :, past % size :][:, :, :T]
-                k = inputs.cache.extend(f"level{level}", k)[:, :, ::size]
-            coarse = self._products(q, k)  # (B, H, T_l, S_l)
-            if self.aligned and inputs.causal:
-                coarse = coarse.tril(past // size)
-            if self.aligned and real is not None:
-                complete = real.expand(-1, S)[:, None, None, ::size]
-                coarse = coarse.masked_fill(~complete, 0)
-            options = dict(past=past, aligned=self.aligned)
-            scores.append(lift_scores(coarse, level, T, S, **options))
-        return scores
-
-    def _products(self, q, k) -> torch.Tensor:
-        wide = at_least_float32(q.dtype)
-        k = repeat_heads(k, q.shape[1])
-        with full_precision(q):
-            return q.to(wide) @ k.to(wide).mT * self.head_dim**-0.5
-
-    def _real_tokens(self, inputs: AttentionInputs) -> torch.Tensor | None:
-        """Which keys are real, (B, S); a size may be 1."""
-        mask = inputs.mask
-        if mask is None:
-            return None
-        one_row = mask.shape[-2] == 1 and (mask.ndim == 2 or mask.shape[1] == 1)
-        got = f"shape {tuple(mask.shape)}, {mask.dtype}"
-        want = "padding, boolean, (1, S) or (B, 1, 1, S): a level mixes keys that"
-        want += " another mask would keep apart; causal=True for the triangle"
-        require(one_row and mask.dtype == torch.bool, "mask", got, want)
-        return mask.flatten(0, -2)
-
-    def _blocks(self, inputs: AttentionInputs, X) -> list[torch.Tensor]:
-        """The blocks of each level in which the tokens X (B, n, D) lie."""
-        cache, rows, blocks = inputs.cache, max(self.taps - 1, 1), [X]
-        past = 0 if cache is None else cache.length
-        for level in range(self.levels if self.levels > 1 else 0):
-            before = X.new_zeros(len(X), rows, self.d_model)
-            if cache is not None:
-                name = f"rows{level}"
-                before = cache.buffers[name][:, 0].to(X.dtype)
-                last = torch.cat([before, X], dim=1)[:, None, -rows:]
-                cache.replace(name, last.to(cache.buffers[name].dtype))
-            if level:  # the first token may lie in the last block of the past
-                inside = past % 2**level > 0
-                old = before[:, -1:]
-                blocks.append(torch.cat([old, X], dim=1) if inside else X)
-            if level + 1 < self.levels:
-                odd = -(-past // 2**level) % 2
-                X = _coarser(before, X, self.filters[level], odd)
-        return blocks
+        add = _one_softmax if self.combine == "scores" else _one_round_a_level
+        return add(self, inputs, scores, weights, allowed, v)
 
 # %% ../nbs/29_hierarchical.ipynb #6f4a8f1c
 #| code-fold: true

@@ -220,10 +220,9 @@ class RandomHeads:
         n_heads: int = 1,
         generator: torch.Generator | None = None,
     ) -> None:
-        kinds = one_of("one", "twicing", "boosted")
         check(
             score_sd=(score_sd, NOT_NEGATIVE),
-            rounds=(rounds, kinds),
+            rounds=(rounds, one_of("one", "twicing", "boosted")),
             n_heads=(n_heads, COUNT),
         )
         self.score_sd, self.rounds, self.n_heads = score_sd, rounds, n_heads
@@ -239,9 +238,7 @@ class RandomHeads:
         n, d = x.shape[-2:]
         total = torch.zeros_like(x)
         for _ in range(self.n_heads):
-            if (
-                self.score_sd == 0
-            ):  # one average for all tokens, projected alone
+            if self.score_sd == 0:  # one average for all, projected alone
                 average = x.mean(-2, keepdim=True)
             else:
                 average = self.weights(x) @ x

@@ -31,6 +31,19 @@ from .least_squares import full_precision
 
 _ITERATIONS = integer("an integer that is not negative", lambda x: x >= 0)
 
+# %% ../nbs/24_sinkhorn.ipynb #4c9a7d02
+#| code-fold: true
+def _masked(scores: torch.Tensor, mask: torch.Tensor | None):
+    """The scores, −∞ where hidden, and the logarithm of what a column should sum to."""
+    T, S = scores.shape[-2:]
+    if mask is None:
+        return scores, math.log(T / S)
+    check_mask(mask, tuple(scores.shape))
+    mask = mask.expand(scores.shape)
+    counts = (mask.any(dim).sum(-1, keepdim=True).clamp_min(1) for dim in (-1, -2))
+    share = torch.sub(*(n.to(scores.dtype).log() for n in counts))
+    return scores.masked_fill(~mask, -math.inf), share
+
 # %% ../nbs/24_sinkhorn.ipynb #33a4d327
 #| code-fold: true
 def sinkhorn_potentials(
@@ -76,23 +89,14 @@ def sinkhorn_potentials(
         iterations=(iterations, _ITERATIONS),
         tolerance=(tolerance, optional(POSITIVE)),
     )
-    T, S = scores.shape[-2:]
     scores = scores.detach().to(at_least_float32(scores.dtype))
-    share = math.log(T / S)
-    if mask is not None:
-        check_mask(mask, tuple(scores.shape))
-        mask = mask.expand(scores.shape)
-        scores = scores.masked_fill(~mask, -math.inf)
-        counts = (
-            mask.any(dim).sum(-1, keepdim=True).clamp_min(1) for dim in (-1, -2)
-        )
-        share = torch.sub(*(n.to(scores.dtype).log() for n in counts))
+    scores, share = _masked(scores, mask)
 
     def normalize(other, dim, target):
         sums = (scores + other.unsqueeze(-3 - dim)).logsumexp(dim)
         return (target - sums).masked_fill(sums == -math.inf, 0)
 
-    beta = scores.new_zeros(*scores.shape[:-2], S)
+    beta = scores.new_zeros(*scores.shape[:-2], scores.shape[-1])
     alpha, off = normalize(beta, -1, 0.0), math.inf
     for m in range(iterations + (tolerance is not None)):
         # Where rows are exact, a step of beta is the logarithm of what columns lack.
@@ -167,10 +171,48 @@ def sinkhorn_weights(
         wide = wide.masked_fill(~mask, -math.inf)
     return _Plan.apply(wide, alpha, beta).to(scores.dtype)
 
+# %% ../nbs/24_sinkhorn.ipynb #d83e6b15
+class _OverAllTokens(MultiHeadAttention):
+    """Attention whose weights depend on all tokens: neither causal nor with a cache."""
+
+    additive_masks = can_be_causal = False
+
+    def check_not_causal(self, causal: bool) -> None:
+        """Require ``causal=False``."""
+        want = "False: a causal doubly stochastic matrix is the identity"
+        require(causal is False, "causal", repr(causal), want)
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Nothing: a cache is for causal decoding."""
+        return {}
+
+    def prepare_inputs(
+        self, x: torch.Tensor, call: AttentionCall, rounds: list | None = None
+    ) -> AttentionInputs:
+        """As `MultiHeadAttention.prepare_inputs`, neither causal nor with a cache."""
+        self.check_not_causal(bool(call.causal))
+        want = "None: each token to come changes the weights of those before it"
+        require(call.cache is None, "cache", "a cache", want)
+        return super().prepare_inputs(x, call, rounds)
+
+# %% ../nbs/24_sinkhorn.ipynb #e0b5c9f3
+def _of_both_sides(inputs: AttentionInputs) -> torch.Tensor | None:
+    """The mask; in self-attention a hidden token is no query, either."""
+    mask, own = inputs.mask, inputs.source is inputs.x
+    if mask is None:
+        return None
+    want = "torch.bool: an offset to add would be divided out again"
+    require(mask.dtype == torch.bool, "mask", f"dtype {mask.dtype}", want)
+    if own and mask.shape[-2] == 1:
+        return mask & mask.mT
+    if own and inputs.padding is not None:
+        return mask & inputs.padding[:, None, :, None]
+    return mask
+
 # %% ../nbs/24_sinkhorn.ipynb #98879eeb
 #| code-fold: true
 @register("sinkhorn")
-class SinkhornAttention(MultiHeadAttention):
+class SinkhornAttention(_OverAllTokens):
     """Attention with doubly stochastic weights: every key receives the same total
     weight from all queries.
 
@@ -197,8 +239,6 @@ class SinkhornAttention(MultiHeadAttention):
     (2022).
     """
 
-    additive_masks = can_be_causal = False
-
     def __init__(
         self,
         d_model: int,
@@ -210,53 +250,25 @@ class SinkhornAttention(MultiHeadAttention):
         **options,
     ) -> None:
         check(iterations=(iterations, _ITERATIONS))
-        check_no_dropout(
-            dropout, "the columns of what is left would not sum to one"
-        )
+        check_no_dropout(dropout, "the columns of what is left would not sum to one")
         self.check_not_causal(causal)
         super().__init__(d_model, n_heads, **options)
         self.iterations = int(iterations)
-
-    def check_not_causal(self, causal: bool) -> None:
-        """Require ``causal=False``."""
-        want = "False: a causal doubly stochastic matrix is the identity"
-        require(causal is False, "causal", repr(causal), want)
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
         return f"{super().extra_repr()}, iterations={self.iterations}"
 
-    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Nothing: a cache is for causal decoding."""
-        return {}
-
-    def prepare_inputs(
-        self, x: torch.Tensor, call: AttentionCall, rounds: list | None = None
-    ) -> AttentionInputs:
-        """As `MultiHeadAttention.prepare_inputs`, neither causal nor with a cache."""
-        self.check_not_causal(bool(call.causal))
-        want = "None: each token to come changes the weights of those before it"
-        require(call.cache is None, "cache", "a cache", want)
-        return super().prepare_inputs(x, call, rounds)
-
     def attend_heads(
         self, inputs: AttentionInputs, q, k, v
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `MultiHeadAttention.attend_heads`, with doubly stochastic weights."""
-        mask, wide = inputs.mask, at_least_float32(q.dtype)
-        if mask is not None:
-            want = "torch.bool: an offset to add would be divided out again"
-            require(mask.dtype == torch.bool, "mask", f"dtype {mask.dtype}", want)
-            if inputs.source is inputs.x and mask.shape[-2] == 1:
-                mask = mask & mask.mT
-            elif inputs.source is inputs.x and inputs.padding is not None:
-                mask = mask & inputs.padding[:, None, :, None]
+        mask, wide = _of_both_sides(inputs), at_least_float32(q.dtype)
         k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
         with full_precision(q):
-            scores = (
-                q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5
-            )  # (B, H, T, S)
+            products = q.to(wide) @ k.to(wide).mT  # (B, H, T, S)
         options = dict(iterations=self.iterations, tolerance=None)
+        scores = products * q.shape[-1] ** -0.5
         P = sinkhorn_weights(scores, mask=mask, **options).to(v.dtype)
         return merge_heads(P @ v), None if inputs.rounds is None else P
 

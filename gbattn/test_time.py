@@ -205,10 +205,149 @@ def chunk_writes(
             written = torch.cat(written, dim=-2)
     return nnf.pad(written, (0, 0, 0, T - full))
 
+# %% ../nbs/22_test_time.ipynb #7be20b01
+#| code-fold: true
+class _WritingFeedForward(FeedForward):
+    """The options and weights of `FastWeightFeedForward`."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 1,
+        *,
+        d_hidden: int | None = None,
+        kind: str = "gelu",
+        chunk: int = 64,
+        rate: float = 1.0,
+        rule: str = "hebb",
+        rounds: int = 1,
+        offset: int | None = None,
+        reach: int = 2,
+        bias: bool = True,
+        rotary: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check(chunk=(chunk, COUNT), rate=(rate, POSITIVE), rule=(rule, _RULE))
+        check(rounds=(rounds, REPEATS), offset=(offset, optional(INTEGER)))
+        zero_or_more = lambda x: is_integer(x) and x >= 0
+        check(reach=(reach, (zero_or_more, "0 or more")))
+        where = dict(device=device, dtype=dtype)
+        super().__init__(d_model, d_hidden, kind=kind, bias=bias, **where)
+        self.d_model, self.causal = int(d_model), True
+        self.chunk, self.offset, self.reach = int(chunk), offset, int(reach)
+        self.writing = dict(rate=float(rate), rule=rule, rounds=int(rounds))
+        self.target = make_projection(d_model, d_model, bias=False, **where)
+        self.kernel = None
+        if offset is None:
+            self.kernel = nn.Parameter(torch.zeros(2 * reach + 1, d_model, **where))
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the matrices as `FeedForward` does; set the mixture to zero."""
+        super().reset_parameters(generator)
+        if self.kernel is not None:
+            nn.init.zeros_(self.kernel)
+
+# %% ../nbs/22_test_time.ipynb #7be20b02
+class _FastWeights(_WritingFeedForward):
+    """What `FastWeightFeedForward` computes of the tokens of one call."""
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the hidden features z, shape (B, T, f)."""
+        h = self.up(x)
+        if self.gate is None:
+            return self.activation(h)
+        return self.activation(self.gate(x)) * h
+
+    def targets(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the targets of tokens whose first begins a chunk, shape (B, T, D)."""
+        if self.kernel is None:
+            return self.target(shift_in_chunks(x, self.offset, chunk=self.chunk))
+        offsets = range(-self.reach, self.reach + 1)
+        shifted = (shift_in_chunks(x, o, chunk=self.chunk) for o in offsets)
+        return self.target(sum(w * s for w, s in zip(self.kernel, shifted)))
+
+    def _parts(self, x, z, fast=None):
+        """What slow and fast weights output, what is written, and the targets."""
+        slow, targets = self.down(z), self.targets(x)
+        options = dict(chunk=self.chunk, fast=fast)
+        values = chunk_writes(z, targets, **self.writing, **options)
+        read = read_chunks(z.to(values.dtype), values, **options)
+        return slow, read, values, targets
+
+# %% ../nbs/22_test_time.ipynb #7be20b03
+#| code-fold: true
+def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
+    """The output for tokens that follow those of a cache, which takes them up."""
+    want = "the cache of this layer, from its make_cache"
+    fits = getattr(cache, "shapes", None) == layer.cache_shapes()
+    require(fits, "cache", "one of other shapes", want)
+    T, past, z = x.shape[1], cache.length % layer.chunk, layer.hidden(x)
+    held = cache.buffers
+    fast = held["fast"][:, 0]
+    if past + T >= layer.chunk:  # a chunk closes: go back to where it began
+        z = torch.cat([held["open_hidden"][:, 0, :past].to(z.dtype), z], 1)
+        x = torch.cat([held["open_input"][:, 0, :past].to(x.dtype), x], 1)
+        past = 0
+    slow, read, values, _ = layer._parts(x, z, fast)
+    end = x.shape[1] - x.shape[1] % layer.chunk
+    fast = fast + z[:, :end].to(fast.dtype).mT @ values[:, :end].to(fast.dtype)
+    cache.replace("fast", fast[:, None])
+    for name, new in (("open_hidden", z), ("open_input", x)):
+        rows = torch.cat(
+            [held[name][:, 0, :past], new[:, end:].to(fast.dtype)], 1
+        )
+        rows = nnf.pad(rows, (0, 0, 0, layer.chunk - rows.shape[1]))
+        cache.replace(name, rows[:, None])
+    cache.advance(T)
+    return (slow + read.to(slow.dtype))[:, -T:]
+
+# %% ../nbs/22_test_time.ipynb #7be20b04
+#| code-fold: true
+class _CachedFastWeights(_FastWeights):
+    """The checks and the cache of `FastWeightFeedForward`."""
+
+    def extra_repr(self) -> str:
+        """The options, as printed by torch."""
+        more = ", ".join(f"{k}={v!r}" for k, v in self.writing.items())
+        offset = f"offset={self.offset}"
+        return f"{super().extra_repr()}, chunk={self.chunk}, {offset}, {more}"
+
+    def _check_call(self, x, causal, mask, padding) -> None:
+        check_tokens("x", x, self.d_model, self)
+        require(causal is not False, "causal", causal, "True: chunks are causal")
+        want = "None: chunks are counted from the first token"
+        for name, tensor in (("mask", mask), ("padding", padding)):
+            require(tensor is None, name, "a tensor", want)
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the fast weights and of the open chunk."""
+        f, D = self.down.in_features, self.d_model
+        chunk = {
+            "open_hidden": (1, self.chunk, f),
+            "open_input": (1, self.chunk, D),
+        }
+        return {"fast": (1, f, D)} | chunk
+
+    def make_cache(
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        dtype: torch.dtype | None = None,
+        static: bool = False,
+    ) -> KeyValueCache:
+        """Return an empty decoding cache, in float32 at least, as it holds a sum."""
+        require(static is False, "static", repr(static), "False: a chunk may close")
+        weight = self.down.weight
+        where = dict(dtype=at_least_float32(dtype or weight.dtype))
+        where |= dict(device=weight.device)
+        return KeyValueCache(self.cache_shapes(), batch_size, max_length, **where)
+
 # %% ../nbs/22_test_time.ipynb #50dea384
 #| code-fold: true
 @register("fast_feed_forward")
-class FastWeightFeedForward(FeedForward):
+class FastWeightFeedForward(_CachedFastWeights):
     """A feed-forward layer that writes into its last matrix while it reads: in-place
     test-time training. It has the interface of an attention layer.
 
@@ -244,69 +383,6 @@ class FastWeightFeedForward(FeedForward):
     Source: chapter 22; Feng et al. (2026).
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int = 1,
-        *,
-        d_hidden: int | None = None,
-        kind: str = "gelu",
-        chunk: int = 64,
-        rate: float = 1.0,
-        rule: str = "hebb",
-        rounds: int = 1,
-        offset: int | None = None,
-        reach: int = 2,
-        bias: bool = True,
-        rotary: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check(
-            chunk=(chunk, COUNT),
-            rate=(rate, POSITIVE),
-            rule=(rule, _RULE),
-            rounds=(rounds, REPEATS),
-            offset=(offset, optional(INTEGER)),
-            reach=(reach, (lambda x: is_integer(x) and x >= 0, "0 or more")),
-        )
-        where = dict(device=device, dtype=dtype)
-        super().__init__(d_model, d_hidden, kind=kind, bias=bias, **where)
-        self.d_model, self.causal = int(d_model), True
-        self.chunk, self.offset, self.reach = int(chunk), offset, int(reach)
-        self.writing = dict(rate=float(rate), rule=rule, rounds=int(rounds))
-        self.target = make_projection(d_model, d_model, bias=False, **where)
-        self.kernel = None
-        if offset is None:
-            self.kernel = nn.Parameter(torch.zeros(2 * reach + 1, d_model, **where))
-
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the matrices as `FeedForward` does; set the mixture to zero."""
-        super().reset_parameters(generator)
-        if self.kernel is not None:
-            nn.init.zeros_(self.kernel)
-
-    def extra_repr(self) -> str:
-        """The options, as printed by torch."""
-        more = ", ".join(f"{k}={v!r}" for k, v in self.writing.items())
-        offset = f"offset={self.offset}"
-        return f"{super().extra_repr()}, chunk={self.chunk}, {offset}, {more}"
-
-    def hidden(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the hidden features z, shape (B, T, f)."""
-        h = self.up(x)
-        if self.gate is None:
-            return self.activation(h)
-        return self.activation(self.gate(x)) * h
-
-    def targets(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the targets of tokens whose first begins a chunk, shape (B, T, D)."""
-        if self.kernel is None:
-            return self.target(shift_in_chunks(x, self.offset, chunk=self.chunk))
-        offsets = range(-self.reach, self.reach + 1)
-        shifted = (shift_in_chunks(x, o, chunk=self.chunk) for o in offsets)
-        return self.target(sum(w * s for w, s in zip(self.kernel, shifted)))
-
     def forward(
         self,
         x: torch.Tensor,
@@ -339,55 +415,17 @@ class FastWeightFeedForward(FeedForward):
         self._check_call(x, causal, mask, padding)
         require(score_mod is None, "score_mod", "a function", "None: no scores")
         if cache is not None:
-            return self._decode(x, cache)
+            return _decode(self, x, cache)
         slow, read, _, _ = self._parts(x, self.hidden(x))
         return slow + read.to(slow.dtype)
-
-    def _check_call(self, x, causal, mask, padding) -> None:
-        check_tokens("x", x, self.d_model, self)
-        require(causal is not False, "causal", causal, "True: chunks are causal")
-        want = "None: chunks are counted from the first token"
-        for name, tensor in (("mask", mask), ("padding", padding)):
-            require(tensor is None, name, "a tensor", want)
-
-    def _parts(self, x, z, fast=None):
-        """What slow and fast weights output, what is written, and the targets."""
-        slow, targets = self.down(z), self.targets(x)
-        options = dict(chunk=self.chunk, fast=fast)
-        values = chunk_writes(z, targets, **self.writing, **options)
-        read = read_chunks(z.to(values.dtype), values, **options)
-        return slow, read, values, targets
-
-    def _decode(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
-        want = "the cache of this layer, from its make_cache"
-        fits = getattr(cache, "shapes", None) == self.cache_shapes()
-        require(fits, "cache", "one of other shapes", want)
-        T, past, z = x.shape[1], cache.length % self.chunk, self.hidden(x)
-        held = cache.buffers
-        fast = held["fast"][:, 0]
-        if past + T >= self.chunk:  # a chunk closes: go back to where it began
-            z = torch.cat([held["open_hidden"][:, 0, :past].to(z.dtype), z], 1)
-            x = torch.cat([held["open_input"][:, 0, :past].to(x.dtype), x], 1)
-            past = 0
-        slow, read, values, _ = self._parts(x, z, fast)
-        end = x.shape[1] - x.shape[1] % self.chunk
-        fast = fast + z[:, :end].to(fast.dtype).mT @ values[:, :end].to(fast.dtype)
-        cache.replace("fast", fast[:, None])
-        for name, new in (("open_hidden", z), ("open_input", x)):
-            rows = torch.cat(
-                [held[name][:, 0, :past], new[:, end:].to(fast.dtype)], 1
-            )
-            rows = nnf.pad(rows, (0, 0, 0, self.chunk - rows.shape[1]))
-            cache.replace(name, rows[:, None])
-        cache.advance(T)
-        return (slow + read.to(slow.dtype))[:, -T:]
 
     def explain(
         self, x: torch.Tensor, *, causal=None, mask=None, padding=None, **options
     ) -> Trace:
-        """Return what `forward` does without a cache: one round, whose ``weights``
-        attend from token to token, whose ``residual`` is what each token writes and
-        whose ``correction`` is what each reads."""
+        """Return what `forward` does without a cache, as one round.
+
+        Its ``weights`` attend from token to token, its ``residual`` is what each token
+        writes and its ``correction`` is what each reads."""
         cache = options.get("cache")
         require(cache is None, "cache", "a cache", "None in explain")
         self._check_call(x, causal, mask, padding)
@@ -398,30 +436,6 @@ class FastWeightFeedForward(FeedForward):
         output = slow + read.to(slow.dtype)
         one = Round(weights[:, None], values, read, None, output)
         return Trace(output, [one])
-
-    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the fast weights and of the open chunk."""
-        f, D = self.down.in_features, self.d_model
-        chunk = {
-            "open_hidden": (1, self.chunk, f),
-            "open_input": (1, self.chunk, D),
-        }
-        return {"fast": (1, f, D)} | chunk
-
-    def make_cache(
-        self,
-        batch_size: int,
-        max_length: int,
-        *,
-        dtype: torch.dtype | None = None,
-        static: bool = False,
-    ) -> KeyValueCache:
-        """Return an empty decoding cache, in float32 at least, as it holds a sum."""
-        require(static is False, "static", repr(static), "False: a chunk may close")
-        weight = self.down.weight
-        where = dict(dtype=at_least_float32(dtype or weight.dtype))
-        where |= dict(device=weight.device)
-        return KeyValueCache(self.cache_shapes(), batch_size, max_length, **where)
 
 # %% ../nbs/22_test_time.ipynb #5a85e6ac
 #| code-fold: true
@@ -456,6 +470,19 @@ def _fast_feed_forward_parts(p: AttentionSizes) -> dict[str, Cost]:
         "gate": Cost(),
         "elementwise": Cost(),
     }
+
+# %% ../nbs/22_test_time.ipynb #7be20a14
+#| code-fold: true
+def _source(name: str, names: dict[str, str]) -> str:
+    """The weight of the model that becomes this one, by the old start of each new one."""
+    start = ".".join(name.split(".")[:2]) + "."
+    if start not in names:
+        return name
+    part, rest = names[start], name[len(start) :]
+    if not part.endswith("ffn"):
+        return part + rest
+    norm = "_norm" if rest.startswith("attention_norm.") else ""
+    return f"{part}{norm}.{rest.split('.', 1)[1]}"
 
 # %% ../nbs/22_test_time.ipynb #bbf9fd3a
 #| code-fold: true
@@ -511,16 +538,7 @@ def with_fast_weights(
     table = model.token_embedding.weight
     new = LanguageModel(config, device=table.device, dtype=table.dtype)
     old, weights = model.state_dict(), new.state_dict()
-    for name in weights:
-        start = ".".join(name.split(".")[:2]) + "."
-        source = name
-        if start in names:
-            part, rest = names[start], name[len(start) :]
-            source = part + rest
-            if part.endswith("ffn"):
-                norm = rest.startswith("attention_norm.")
-                source = f"{part}{'_norm' if norm else ''}.{rest.split('.', 1)[1]}"
-        if source in old:
-            weights[name] = old[source]
+    sources = {name: _source(name, names) for name in weights}
+    weights |= {name: old[s] for name, s in sources.items() if s in old}
     new.load_state_dict(weights)
     return new.train(model.training)

@@ -176,26 +176,6 @@ def test_prop_budget(p):
     return budget(p)
 
 
-def dropped(p, sign=1):
-    """The expected entropy of dropped weights, over all masks."""
-    seed, n, rate = p
-    A = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=F64).softmax(0)
-    masks = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=F64)] * n).view(-1, n)
-    chance = (masks * (1 - rate) + (1 - masks) * rate).prod(1)
-    found = (chance * torch.special.entr(A * masks / (1 - rate)).sum(1)).sum()
-    return found[None], (torch.special.entr(A).sum() + sign * math.log(1 - rate))[None]
-
-
-@claim(
-    st.tuples(st.integers(0, 2**31), st.integers(2, 6), st.floats(0.05, 0.9)),
-    tolerance=1e-10,
-    mutant=lambda p: dropped(p, sign=0),
-)
-def test_prop_dropout_entropy(p):
-    """H + ln(1 − p). Mutant: dropout changes nothing."""
-    return dropped(p)
-
-
 # ---------------------------------------------------------------- the schedule
 
 
