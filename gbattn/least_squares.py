@@ -59,7 +59,7 @@ def _check_regression(**tensors: torch.Tensor) -> dict[str, int]:
 def full_precision(X: torch.Tensor):
     """The context in which autocast leaves the precision of X alone."""
     kind = X.device.type
-    if kind == "meta":  # without autocast; a query of torch would stop its compiler
+    if kind == "meta":  # has no autocast; to ask would stop the compiler
         return nullcontext()
     return torch.autocast(kind, enabled=False)
 
@@ -132,8 +132,8 @@ def whiten(
     ridge: float = 0.0,
     mode: str = "accurate",
 ) -> torch.Tensor:
-    """Return L with L Lᵀ = (XᵀX + ridge·I)⁺, so that X L has orthonormal columns
-    when ridge = 0 and X has full column rank.
+    """Return L with L Lᵀ = (XᵀX + ridge·I)⁺, so that X L has orthonormal
+    columns when ridge = 0 and X has full column rank.
 
     Parameters
     ----------
@@ -174,15 +174,18 @@ def whiten(
             singular = singular * unit[..., 0]
         else:
             _, singular, Ut = torch.linalg.svd(triangular_factor(X))
-            singular = nn.functional.pad(singular, (0, d - singular.shape[-1]))
+            missing = d - singular.shape[-1]  # beyond the n < d rows
+            singular = nn.functional.pad(singular, (0, missing))
             U = Ut.mT
-        return U * _inverse_lengths(singular, n, ridge, rcond, mode)[..., None, :]
+        inverse = _inverse_lengths(singular, n, ridge, rcond, mode)
+        return U * inverse[..., None, :]
 
 # %% ../nbs/01_least_squares.ipynb #d9165b4e
 def hat_matrix(
     X: torch.Tensor, rcond: float | None = None, *, ridge: float = 0.0
 ) -> torch.Tensor:
-    """Return the hat matrix H = X (XᵀX + ridge·I)⁺ Xᵀ, the scores of whitened rows.
+    """Return the hat matrix H = X (XᵀX + ridge·I)⁺ Xᵀ, the scores of whitened
+    rows.
 
     Parameters
     ----------
@@ -260,8 +263,8 @@ def linear_attention(
     causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the unnormalised linear attention (q kᵀ) v, with masked scores set to
-    zero.
+    """Return the unnormalised linear attention (q kᵀ) v, with masked scores set
+    to zero.
 
     Without a mask, or with one that is the same for all queries, this computes q
     (kᵀ v): linear in T and S, without a T × S matrix. The causal form works in
@@ -291,14 +294,15 @@ def linear_attention(
     al. (2020).
     """
     T, S = _check_attention(q, k, v, causal, mask)
-    # In float32 at least: in half precision scores overflow and long sums stagnate.
+    # At least float32: in half precision scores overflow, long sums stagnate.
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.to(wide) for x in (q, k, v))
     with full_precision(q):
         if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
             scores = (q @ k.mT).masked_fill(~mask, 0)  # (…, T, S)
-            return ((scores.tril(S - T) if causal else scores) @ v).to(dtype)
-        if mask is not None:  # the same for every query: a masked key adds zero
+            scores = scores.tril(S - T) if causal else scores
+            return (scores @ v).to(dtype)
+        if mask is not None:  # the same for every query: its keys add zero
             hidden = ~mask.reshape(*mask.shape[:-2], mask.shape[-1], 1)
             k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
         if causal and T > 1:  # a single query attends to all keys
@@ -343,7 +347,7 @@ class Fit(NamedTuple):
             return self.whitening @ self.memory
 
     def predict(self, X_query: torch.Tensor) -> torch.Tensor:
-        """Return the predictions (…, m, c) for the rows of X_query (…, m, d)."""
+        """Return predictions (…, m, c) for rows X_query (…, m, d)."""
         _check_regression(X_query=X_query)
         got, want = (
             f"d = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
@@ -379,6 +383,14 @@ def _mean(A, share) -> torch.Tensor:
             step = step + s[..., None, :] @ (a - mean)
         mean = mean + step
     return mean
+
+
+def _means(X, Y, weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """The means of X and Y over the weighted rows."""
+    share = X.new_ones(X.shape[:-1]) if weights is None else weights
+    share = share / share.amax(-1, keepdim=True)
+    share = share / share.sum(-1, keepdim=True)
+    return _mean(X, share), _mean(Y, share)
 
 
 def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
@@ -473,7 +485,7 @@ def least_squares(
     rcond: float | None = None,
     mode: str = "accurate",
 ) -> Fit:
-    """Fit Y by least squares on X: minimise Σ wᵢ‖yᵢ − xᵢᵀβ‖² + ridge·‖β‖².
+    """Fit Y by least squares on X: minimise Σ wᵢ‖yᵢ − xᵢᵀβ‖² + ridge‖β‖².
 
     Parameters
     ----------
@@ -513,55 +525,32 @@ def least_squares(
     chapter 1; iterative refinement, Björck (1996), section 6.6.
     """
     _check_options(ridge, rcond, mode)
-    tensors = {"X": X, "Y": Y} | ({} if weights is None else {"weights": weights})
+    tensors = dict(X=X, Y=Y) | ({} if weights is None else dict(weights=weights))
     _check_regression(**tensors)
     _check_intercept_and_weights(intercept, weights)
     read = _read_fast if mode == "fast" else _read_accurately
+    needs_gradient = any(A.requires_grad for A in tensors.values())
+    needs_gradient = needs_gradient and torch.is_grad_enabled()
     with full_precision(X):
-        means = None
-        if intercept:
-            share = X.new_ones(X.shape[:-1]) if weights is None else weights
-            share = share / share.amax(-1, keepdim=True)
-            share = share / share.sum(-1, keepdim=True)
-            means = tuple(_mean(A, share) for A in (X, Y))
+        means = _means(X, Y, weights) if intercept else None
         with torch.no_grad():
             L, M = read(X, Y, weights, means, ridge, rcond)
-        wants_gradient = any(A.requires_grad for A in tensors.values())
-        wants_gradient = wants_gradient and torch.is_grad_enabled()
-        if wants_gradient and not bool(L.any(dim=-2).all()):  # minimum norm
+        if needs_gradient and not bool(L.any(dim=-2).all()):  # minimum norm
             L, M = read(X, Y, weights, means, ridge, rcond)
-        elif wants_gradient or mode == "fast":
-            # One step of refinement. It restores the digits that XᵀX lost, and it has a
-            # gradient where singular values coincide, where L has none.
+        elif needs_gradient or mode == "fast":
+            # A second round. It restores the digits that XᵀX lost, and it has
+            # a gradient where singular values coincide, where L has none.
             X, Y, *rest = (_Once.apply(A, False) for A in tensors.values())
             weights = rest[0] if rest else None
             M = M + L.mT @ _missed(X, Y, weights, means, ridge, L @ M)
-    x_mean, y_mean = means or (torch.zeros_like(A[..., :1, :]) for A in (X, Y))
-    return Fit(L, M, x_mean, y_mean)
+    means = means or (torch.zeros_like(A[..., :1, :]) for A in (X, Y))
+    return Fit(L, M, *means)
 
-# %% ../nbs/01_least_squares.ipynb #b3dc5657
+# %% ../nbs/01_least_squares.ipynb #0e1ace6a
 #| code-fold: true
-class OLSAttention(nn.Module):
-    """One layer of linear attention, ``forward(X) = (X W_Q)(X W_K)ᵀ(X W_V) W_P``,
-    as a regression.
-
-    Parameters
-    ----------
-    n_features : int
-        d, the width of the rows.
-    n_outputs : int
-        c, the width of the prediction.
-    generator : torch.Generator, optional
-        For the initial weights, which are normal with variance 1/d.
-    dtype, device : optional
-        Of the weights.
-
-    Notes
-    -----
-    `from_data` sets the weights to the least-squares fit of one data set;
-    `in_context` fits the context it is given. Source: Theorem "One pass is the
-    projection" of chapter 1; Tan and Zhao (2026).
-    """
+class _FourWeights(nn.Module):
+    """The weights W_Q, W_K, W_V and W_P of a layer of linear attention, drawn at
+    random."""
 
     def __init__(
         self,
@@ -584,16 +573,56 @@ class OLSAttention(nn.Module):
     def extra_repr(self) -> str:
         return "n_features={}, n_outputs={}".format(*self.W_P.shape)
 
+    def _check_rows(self, X: torch.Tensor) -> None:
+        check_tensors(X=X)
+        d, dtype = self.W_Q.shape[0], self.W_Q.dtype
+        if X.shape[-1] != d:
+            got, want = f"d = {X.shape[-1]} features", f"d = {d}, as the layer has"
+            raise ArgumentError("X", got, want)
+        want = f"{dtype}, as the weights have"
+        require(X.dtype == dtype, "X", f"dtype {X.dtype}", want)
+
+    def _filled(self, *values: torch.Tensor) -> nn.Module:
+        """The layer with these values in its weights."""
+        with torch.no_grad():
+            for weight, value in zip(self.parameters(), values, strict=True):
+                weight.copy_(value)
+        return self
+
+# %% ../nbs/01_least_squares.ipynb #b3dc5657
+class OLSAttention(_FourWeights):
+    """One layer of linear attention, (X W_Q)(X W_K)ᵀ(X W_V) W_P, as a
+    regression.
+
+    Parameters
+    ----------
+    n_features : int
+        d, the width of the rows.
+    n_outputs : int
+        c, the width of the prediction.
+    generator : torch.Generator, optional
+        For the initial weights, which are normal with variance 1/d.
+    dtype, device : optional
+        Of the weights.
+
+    Notes
+    -----
+    `from_data` sets the weights to the least-squares fit of one data set;
+    `in_context` fits the context it is given. Source: Theorem "One pass is the
+    projection" of chapter 1; Tan and Zhao (2026).
+    """
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        """Return outputs (…, n, c) for rows X (…, n, d); each attends to all."""
+        self._check_rows(X)
+        q, k, v = X @ self.W_Q, X @ self.W_K, X @ self.W_V
+        return linear_attention(q, k, v) @ self.W_P
+
     @classmethod
     def from_data(
-        cls,
-        X: torch.Tensor,
-        Y: torch.Tensor,
-        rcond: float | None = None,
-        *,
-        mode: str = "accurate",
+        cls, X, Y, rcond: float | None = None, *, mode: str = "accurate"
     ) -> "OLSAttention":
-        """Build the layer whose forward pass on X is the least-squares fit of Y.
+        """Build the layer whose pass on X is the least-squares fit of Y.
 
         Parameters
         ----------
@@ -612,31 +641,16 @@ class OLSAttention(nn.Module):
         fit = least_squares(X, Y, rcond=rcond, mode=mode)
         want = "(n, d): the weights hold one data set"
         require(X.ndim == 2, "X", f"shape {tuple(X.shape)}", want)
-        layer = cls(X.shape[-1], Y.shape[-1], dtype=X.dtype, device=X.device)
         L, P = fit.whitening, fit.memory
-        with torch.no_grad():
-            for weight, value in zip(layer.parameters(), (L, L, L, P)):
-                weight.copy_(value)
-        return layer
-
-    def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (…, n, c) for rows X (…, n, d), each of which attends to
-        all."""
-        check_tensors(X=X)
-        d, dtype = self.W_Q.shape[0], self.W_Q.dtype
-        if X.shape[-1] != d:
-            got, want = f"d = {X.shape[-1]} features", f"d = {d}, as the layer has"
-            raise ArgumentError("X", got, want)
-        want = f"{dtype}, as the weights have"
-        require(X.dtype == dtype, "X", f"dtype {X.dtype}", want)
-        return linear_attention(X @ self.W_Q, X @ self.W_K, X @ self.W_V) @ self.W_P
+        layer = cls(*P.shape, dtype=X.dtype, device=X.device)
+        return layer._filled(L, L, L, P)
 
     @staticmethod
     def in_context(
         X: torch.Tensor, Y: torch.Tensor, X_query: torch.Tensor, **options
     ) -> torch.Tensor:
-        """Return the least-squares predictions (X_query L)(X L)ᵀ Y, shape (…, m, c),
-        with the whitening L of the context and without the weights of a layer.
+        """Return the least-squares predictions (X_query L)(X L)ᵀ Y, shape
+        (…, m, c), with the whitening L of the context.
 
         Parameters
         ----------
@@ -653,6 +667,32 @@ class OLSAttention(nn.Module):
         """
         _check_regression(X=X, Y=Y, X_query=X_query)
         return least_squares(X, Y, **options).predict(X_query)
+
+# %% ../nbs/01_least_squares.ipynb #6fe1b40f
+#| code-fold: true
+def _read_arrays(estimator, X, y, sample_weight) -> dict[str, torch.Tensor]:
+    """What an estimator fits, checked as scikit-learn wants it, as tensors."""
+    from sklearn.utils.validation import _check_sample_weight, validate_data
+
+    kinds = dict(dtype=[np.float64, np.float32], y_numeric=True)
+    X, y = validate_data(estimator, X, y, multi_output=True, **kinds)
+    finite = bool(abs(y).max() <= np.finfo(X.dtype).max)
+    got, want = f"values beyond {X.dtype}", f"finite {X.dtype}, as X has"
+    require(finite, "y", got, want)
+    arrays = {"X": X, "Y": y.astype(X.dtype, copy=False)}
+    if sample_weight is not None:
+        w = _check_sample_weight(sample_weight, X, dtype=X.dtype)
+        positive = bool(w.min() >= 0 and w.max() > 0)
+        want = "entries that are not negative, and one that is positive"
+        got = f"entries from {w.min():.3g} to {w.max():.3g}"
+        require(positive, "sample_weight", got, want)
+        arrays["weights"] = w
+    with warnings.catch_warnings():  # of read-only arrays; nothing here writes
+        warnings.filterwarnings("ignore", ".* array is not writable")
+        return {
+            name: torch.from_numpy(a.copy() if min(a.strides) < 0 else a)
+            for name, a in arrays.items()
+        }
 
 # %% ../nbs/01_least_squares.ipynb #f814241c
 #| code-fold: true
@@ -709,31 +749,10 @@ class _LeastSquares:
         sample_weight : array-like, optional
             Weight of each row, shape (n_samples,), not negative.
         """
-        from sklearn.utils.validation import _check_sample_weight, validate_data
-
         check(fit_intercept=(self.fit_intercept, FLAG))
-        kinds = dict(dtype=[np.float64, np.float32], y_numeric=True)
-        X, y = validate_data(self, X, y, multi_output=True, **kinds)
-        finite = bool(abs(y).max() <= np.finfo(X.dtype).max)
-        got, want = f"values beyond {X.dtype}", f"finite {X.dtype}, as X has"
-        require(finite, "y", got, want)
-        Y = y.astype(X.dtype, copy=False).reshape(len(y), -1)
-        arrays = {"X": X, "Y": Y}
-        if sample_weight is not None:
-            w = _check_sample_weight(sample_weight, X, dtype=X.dtype)
-            positive = bool(w.min() >= 0 and w.max() > 0)
-            want = "entries that are not negative, and one that is positive"
-            got = f"entries from {w.min():.3g} to {w.max():.3g}"
-            require(positive, "sample_weight", got, want)
-            arrays["weights"] = w
-        with (
-            warnings.catch_warnings()
-        ):  # of read-only arrays; nothing here writes
-            warnings.filterwarnings("ignore", ".* array is not writable")
-            tensors = {
-                name: torch.from_numpy(a.copy() if min(a.strides) < 0 else a)
-                for name, a in arrays.items()
-            }
+        tensors = _read_arrays(self, X, y, sample_weight)
+        shape = tensors["Y"].shape[1:]  # () for one output
+        tensors["Y"] = tensors["Y"].reshape(len(tensors["Y"]), -1)
         fit = least_squares(
             **tensors,
             intercept=self.fit_intercept,
@@ -742,8 +761,8 @@ class _LeastSquares:
             mode=self.mode,
         )
         constant = fit.predict(torch.zeros_like(fit.x_mean))
-        self.coef_ = fit.coefficients.mT.numpy().reshape(*y.shape[1:], -1)
-        self.intercept_ = constant.numpy().reshape(y.shape[1:])[()]
+        self.coef_ = fit.coefficients.mT.numpy().reshape(*shape, -1)
+        self.intercept_ = constant.numpy().reshape(shape)[()]
         self.rank_ = int(fit.rank)
         return self
 

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -109,16 +108,6 @@ def test_prop_in_context(p):
     return torch.stack([spelled, *library]), expected.expand(3, -1, -1)
 
 
-@claim(
-    problems(),
-    tolerance=1e-9,
-    mutant=lambda p: (p.X.T @ (p.Y - 0.999 * hat_matrix(p.X) @ p.Y), torch.zeros_like(p.X.T @ p.Y)),
-)
-def test_lem_orthogonal_residual(p):
-    """The residual is orthogonal to every feature. Mutant: a fit that is shrunk by a thousandth."""
-    return p.X.T @ (p.Y - hat_matrix(p.X) @ p.Y), torch.zeros_like(p.X.T @ p.Y)
-
-
 def weighted_ridge(p, value_weights):
     w, ridge = p.normal(len(p.X)).square() + 0.1, 0.3
     expected = torch.linalg.solve(p.X.T * w @ p.X + ridge * torch.eye(p.X.shape[1], dtype=F64), p.X.T * w @ p.Y)
@@ -148,70 +137,33 @@ def test_prop_input_scale(p):
     return scaled(p, 2)
 
 
-def deficient(p, null_part):
-    """Fits on features of which one depends on two others, plus a part along the null direction."""
-    d = p.X.shape[1]
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.RankWarning")
+def test_without_the_null_directions_the_solution_is_the_shortest(mode, seed):
+    p = Problem(seed, 1 + seed % 6, 5, 2, 1.0)
     X = torch.cat([p.X, p.X[:, :1] - 2 * p.X[:, -1:]], dim=1)
-    null = torch.zeros(d + 1, 1, dtype=F64)
-    null[0] += 1
-    null[d - 1] -= 2
-    null[d] -= 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", np.exceptions.RankWarning)
-        fits = [least_squares(X, p.Y, mode=mode).coefficients + null_part * null for mode in ("accurate", "fast")]
-    return torch.stack(fits), (torch.linalg.pinv(X, rtol=1e-9) @ p.Y).expand(2, -1, -1)
+    shortest = torch.linalg.pinv(X, rtol=1e-9) @ p.Y
+    torch.testing.assert_close(least_squares(X, p.Y, mode=mode).coefficients, shortest, atol=1e-8, rtol=1e-8)
 
 
-@claim(problems(1.0), tolerance=1e-9, mutant=lambda p: deficient(p, 1e-3))
-def test_prop_minimum_norm(p):
-    """Without the null directions: the pseudo-inverse's coefficients. Mutant: another minimiser, a little longer."""
-    return deficient(p, 0.0)
-
-
-def rotated(p, left, right):
-    layer, turned = OLSAttention.from_data(p.X, p.Y), OLSAttention.from_data(p.X, p.Y)
-    R = torch.linalg.qr(p.normal(p.X.shape[1], p.X.shape[1])).Q
-    with torch.no_grad():
-        for name, weight in turned.named_parameters():
-            weight.copy_(right(R) @ weight if name == "W_P" else weight @ left(R))
-    return turned(p.X_query), layer(p.X_query)
-
-
-@claim(problems(1.0), tolerance=1e-10, mutant=lambda p: rotated(p, lambda R: 1.01 * R, lambda R: R.T))
-def test_prop_rotation(p):
-    """L → LR, P → RᵀP changes no output, on any input. Mutant: a rotation that also stretches."""
-    return rotated(p, lambda R: R, lambda R: R.T)
-
-
-def reparametrised(p, undo):
-    d = p.X.shape[1]
-    layer, other = (OLSAttention(d, 2, dtype=F64, generator=torch.Generator().manual_seed(0)) for _ in range(2))
-    A = p.normal(d, d) + 4 * torch.eye(d, dtype=F64)
-    with torch.no_grad():
-        other.W_Q.copy_(other.W_Q @ A)
-        other.W_K.copy_(other.W_K @ undo(A))
-    return other(p.X), layer(p.X)
-
-
-@claim(problems(), tolerance=1e-9, mutant=lambda p: reparametrised(p, torch.linalg.inv))
-def test_prop_query_key(p):
-    """W_Q → W_Q A, W_K → W_K A⁻ᵀ changes no output. Mutant: the transpose forgotten."""
-    return reparametrised(p, lambda A: torch.linalg.inv(A).T)
-
-
-def rescaled(p, power):
-    s = 0.5 + 2 * torch.rand((), generator=p.rng, dtype=F64)
+def reparametrised(p, left, right):
+    """The outputs on fresh rows of a layer and of one whose last matrix is multiplied from the left by `right` and
+    whose other matrices are multiplied from the right by `left`."""
     layer, other = OLSAttention.from_data(p.X, p.Y), OLSAttention.from_data(p.X, p.Y)
     with torch.no_grad():
         for name, weight in other.named_parameters():
-            weight.mul_(s**power if name == "W_P" else s)
+            weight.copy_(right @ weight if name == "W_P" else weight @ left)
     return other(p.X_query), layer(p.X_query)
 
 
-@claim(problems(1.0), tolerance=1e-9, mutant=lambda p: rescaled(p, -2))
-def test_prop_scaling(p):
-    """L → sL, P → s⁻³P changes no output. Mutant: s⁻²."""
-    return rescaled(p, -3)
+@pytest.mark.parametrize("seed", range(10))
+def test_rotations_and_scales_of_the_weights_are_invisible(seed):
+    p = Problem(seed, 1 + seed % 6, 5, 2, 1.0)
+    d = p.X.shape[1]
+    R, s = torch.linalg.qr(p.normal(d, d)).Q, 0.5 + seed
+    torch.testing.assert_close(*reparametrised(p, R, R.T), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(*reparametrised(p, s * torch.eye(d, dtype=F64), torch.eye(d, dtype=F64) / s**3))
 
 
 def second_look(p, ridge):
@@ -227,6 +179,19 @@ def second_look(p, ridge):
 def test_thm_second_look(p):
     """A projection finds nothing in its residual, a ridge what its spectrum says. Mutant: a ridge instead."""
     return second_look(p, 0.0)
+
+
+def softmax_squared(p, equal_rows):
+    """Positive weights, squared and as they are."""
+    n = len(p.X) + 1  # one row alone is always a projection
+    A = p.normal(1 if equal_rows else n, n).softmax(-1).expand(n, n)
+    return A @ A, A
+
+
+@claim(problems(), tolerance=1e-12, mutant=lambda p: softmax_squared(p, False))
+def test_cor_softmax_projection(p):
+    """Positive weights whose rows are all equal are a projection. Mutant: rows that differ."""
+    return softmax_squared(p, True)
 
 
 # ---------------------------------------------------------------- whiten and least_squares
