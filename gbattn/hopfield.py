@@ -95,8 +95,8 @@ def energy(
     return _check_result(result, beta)
 
 # %% ../nbs/04_hopfield.ipynb #9ea41b8e
-#| code-fold: true
-def _step(state, patterns, kind: str, beta: float, degree: int, gain: float):
+def _step(state, patterns, kind, beta, degree, gain):
+    """The states after one step down the energy."""
     z = state @ patterns.mT  # (…, m, N)
     if kind == "linear":
         weights = beta * z
@@ -186,7 +186,6 @@ def retrieve(
     return torch.stack(states) if path else state
 
 # %% ../nbs/04_hopfield.ipynb #c203c4f6
-#| code-fold: true
 def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
     """F of the overlaps."""
     if kind == "linear":
@@ -195,19 +194,23 @@ def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
 
 
 def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
+    """All bits set at once, each to its value of lower energy."""
     z = state @ patterns.mT
     if kind == "exponential":
         # In units of its largest term the energy cannot overflow.
         z = z - z.amax(-1, keepdim=True)
-    above, here, below = (_scores_of_bits(z + s, kind, degree) for s in (2, 0, -2))
+    F = lambda z: _scores_of_bits(z, kind, degree)
+    above, here, below = F(z + 2), F(z), F(z - 2)
     weights = (above - below) / 2  # (…, m, N)
     own = ((above + below) / 2 - here).sum(-1, keepdim=True)
     field = weights @ patterns - own * state
     size = weights.abs().sum(-1, keepdim=True) + own.abs()
-    tie = field.abs() <= 8 * torch.finfo(field.dtype).eps * size  # rounding only
+    rounding = 8 * torch.finfo(field.dtype).eps * size
+    tie = field.abs() <= rounding  # a bit that makes no difference stays
     return torch.where(tie, state, field.sign())
 
-
+# %% ../nbs/04_hopfield.ipynb #74f1b1db
+#| code-fold: true
 def _check_bits(kind: str, degree: int, steps: int) -> None:
     # log-sum-exp flips the same bits as the exponential.
     known = one_of(*KINDS[:3])

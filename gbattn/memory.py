@@ -475,23 +475,22 @@ def running_softmax(
     return outputs, log_sums.masked_fill(empty, -math.inf)
 
 # %% ../nbs/02_memory.ipynb #2493ea85
-#| code-fold: true
 def _running_softmax(scores, v, chunk: int = 16):
-    S = scores.shape[-1]
+    """Outputs and log-sums of all prefixes, by chunks that are merged."""
+    S, pad = scores.shape[-1], nn.functional.pad
     if S <= chunk:
         log_sum = scores.logcumsumexp(-1)
         later = torch.ones(S, S, dtype=torch.bool, device=v.device).triu(1)
         shares = scores[..., None, :] - log_sum[..., None]
         return shares.masked_fill(later, -math.inf).exp() @ v, log_sum
-    scores = nn.functional.pad(scores, (0, -S % chunk), value=_lowest(v))
-    v = nn.functional.pad(v, (0, 0, 0, -S % chunk))
-    inside, log_inside = _running_softmax(
-        scores.unflatten(-1, (-1, chunk)), v.unflatten(-2, (-1, chunk)), chunk
-    )
+    scores = pad(scores, (0, -S % chunk), value=_lowest(v))
+    v = pad(v, (0, 0, 0, -S % chunk))
+    chunks = scores.unflatten(-1, (-1, chunk)), v.unflatten(-2, (-1, chunk))
+    inside, log_inside = _running_softmax(*chunks, chunk)
     last = log_inside[..., -1], inside[..., -1, :]
     totals, log_totals = _running_softmax(*last, chunk)
-    before = nn.functional.pad(totals[..., :-1, :], (0, 0, 1, 0))[..., None, :]
-    log_before = nn.functional.pad(log_totals[..., :-1], (1, 0), value=_lowest(v))
+    before = pad(totals[..., :-1, :], (0, 0, 1, 0))[..., None, :]
+    log_before = pad(log_totals[..., :-1], (1, 0), value=_lowest(v))
     log_before = log_before[..., None]
     log_sum = torch.logaddexp(log_before, log_inside)
     old, new = (log_before - log_sum).exp(), (log_inside - log_sum).exp()
@@ -500,5 +499,5 @@ def _running_softmax(scores, v, chunk: int = 16):
 
 
 def _lowest(v) -> float:
-    """A score in place of −∞: its weight is zero, and its differences are finite."""
+    """A score in place of −∞, of weight zero and with finite differences."""
     return torch.finfo(v.dtype).min / 4
