@@ -425,8 +425,57 @@ class Row(NamedTuple):
     seconds: float | None
     diverged: int
 
-# %% ../nbs/16_comparison.ipynb #c4097f4d
+# %% ../nbs/16_comparison.ipynb #a9c6cb01
 #| code-fold: true
+def _runs_by_arm(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
+    """The records of each arm by seed, all on one text."""
+    arms: dict[str, dict[int, Record]] = {}
+    for record in _of_one_text(records):
+        arm, seed = record.settings["arm"], record.settings["seed"]
+        once = seed not in arms.setdefault(arm, {})
+        got = f"two of arm {arm} and seed {seed}"
+        require(once, "records", got, "one: choose a learning rate first")
+        arms[arm][seed] = record
+    return arms
+
+
+def _losses(runs: dict[int, Record], metric: str) -> dict[int, float]:
+    """The metric by seed, of the runs that did not diverge."""
+    return {
+        seed: _loss(record, metric)
+        for seed, record in runs.items()
+        if not record.measured["diverged"]
+    }
+
+# %% ../nbs/16_comparison.ipynb #1b416e5c
+def _row(arm, runs, losses, others, confidence: float) -> Row:
+    """The line of an arm, from its losses and those of the reference."""
+    pairs = sorted(losses.keys() & others.keys())
+    apart = [losses[seed] - others[seed] for seed in pairs]
+    several = len(apart) > 1
+    interval = paired_interval(apart, confidence) if several else (None, None)
+    first = next(iter(runs.values()))
+    flops, seconds = (
+        [r.measured[key] for r in runs.values() if key in r.measured]
+        for key in ("training_flops", "seconds")
+    )
+    return Row(
+        arm,
+        first.settings["label"],
+        len(losses),
+        fmean(losses.values()) if losses else math.inf,
+        stdev(losses.values()) if len(losses) > 1 else None,
+        len(apart),
+        fmean(apart) if apart else None,
+        *interval,
+        first.measured["parameters"],
+        first.measured["non_embedding"],
+        max(flops, default=None),
+        fmean(seconds) if seconds else None,
+        len(runs) - len(losses),
+    )
+
+# %% ../nbs/16_comparison.ipynb #c4097f4d
 def compare(
     records: Iterable[Record],
     *,
@@ -451,54 +500,15 @@ def compare(
         Of the interval.
     """
     check(confidence=(confidence, CONFIDENCE))
-    arms: dict[str, dict[int, Record]] = {}
-    for record in _of_one_text(records):
-        arm, seed = record.settings["arm"], record.settings["seed"]
-        once = seed not in arms.setdefault(arm, {})
-        got = f"two of arm {arm} and seed {seed}"
-        require(once, "records", got, "one: choose a learning rate first")
-        arms[arm][seed] = record
+    arms = _runs_by_arm(records)
     known = ", ".join(arms) or "the arms of the records, but there are none"
     good = isinstance(reference, str) and reference in arms
     require(good, "reference", repr(reference), f"one of {known}")
-    value = {
-        arm: {
-            seed: _loss(record, metric)
-            for seed, record in of.items()
-            if not record.measured["diverged"]
-        }
-        for arm, of in arms.items()
-    }
+    losses = {arm: _losses(runs, metric) for arm, runs in arms.items()}
     rows = []
-    for arm, of in arms.items():
-        losses, others = value[arm], value[reference] if arm != reference else {}
-        pairs = sorted(losses.keys() & others.keys())
-        apart = [losses[seed] - others[seed] for seed in pairs]
-        interval = (
-            paired_interval(apart, confidence) if len(apart) > 1 else (None,) * 2
-        )
-        first = next(iter(of.values()))
-        flops, seconds = (
-            [r.measured[key] for r in of.values() if key in r.measured]
-            for key in ("training_flops", "seconds")
-        )
-        rows.append(
-            Row(
-                arm,
-                first.settings["label"],
-                len(losses),
-                fmean(losses.values()) if losses else math.inf,
-                stdev(losses.values()) if len(losses) > 1 else None,
-                len(apart),
-                fmean(apart) if apart else None,
-                *interval,
-                first.measured["parameters"],
-                first.measured["non_embedding"],
-                max(flops, default=None),
-                fmean(seconds) if seconds else None,
-                len(of) - len(losses),
-            )
-        )
+    for arm, runs in arms.items():
+        others = losses[reference] if arm != reference else {}
+        rows.append(_row(arm, runs, losses[arm], others, confidence))
     return sorted(rows, key=lambda row: row.mean)
 
 # %% ../nbs/16_comparison.ipynb #1e0df041

@@ -28,6 +28,8 @@ from gbattn.comparison import (
 )
 from .conventions import COLOURS, Record
 from .corpora import TOKENIZERS
+
+# %% ../nbs/17_experiments.ipynb #17b3ff4e
 from gbattn.ground.arguments import (
     COUNT,
     DICTIONARY,
@@ -192,12 +194,7 @@ class PlannedRun:
         """Twelve hex digits of a hash of the fields of text, model and training that
         differ from their defaults, and of the source of a layer from outside this
         library; names of arm and experiment do not count."""
-        parts = dict(corpus=self.corpus, model=self.model, train=self.train)
-        deciding = {part: _stated(config) for part, config in parts.items()}
-        if own := own_layers(self.model):
-            deciding["layers"] = sorted(own.values())
-        text = json.dumps(deciding, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _id_of(self)
 
     @property
     def name(self) -> str:
@@ -216,6 +213,16 @@ class PlannedRun:
         return _settings_of(self)
 
 # %% ../nbs/17_experiments.ipynb #0f1a66bc
+def _id_of(one: PlannedRun) -> str:
+    """The identity of a run: a hash of what decides its result."""
+    parts = dict(corpus=one.corpus, model=one.model, train=one.train)
+    deciding = {part: _stated(config) for part, config in parts.items()}
+    if own := own_layers(one.model):
+        deciding["layers"] = sorted(own.values())
+    text = json.dumps(deciding, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def _stated(config) -> dict:
     """The fields of a configuration that differ from their defaults."""
     plain = (
@@ -313,37 +320,32 @@ class Experiment:
 
     @classmethod
     def from_toml(cls, path: str | Path, catalogue: Mapping | None = None):
-        """Return the experiment that a TOML file describes, named after the file
-        (`read_experiment`)."""
+        """Return the experiment that a TOML file describes.
+
+        It is named after the file; see `read_experiment`."""
         return read_experiment(path, catalogue)
 
     @property
     def planned(self) -> int:
         """How many runs it has."""
-        return math.prod(
-            map(len, (self.seeds, self.arms, *self.grid.values()))
-        )
+        choices = self.seeds, self.arms, *self.grid.values()
+        return math.prod(map(len, choices))
 
     def runs(self) -> list[PlannedRun]:
         """All runs, seed by seed, so that whole pairs come in first."""
         return _runs_of(self)
 
     def shard(self, k: int, n: int) -> list[PlannedRun]:
-        """The k-th of n parts of the runs, for the k-th of n machines, k from 1 to
-        n. Runs that differ only in their arm stay together: a machine times all
-        arms, or none.
-        """
-        check(shard=((k, n), SHARD))
-        arms = len(self.arms)
-        return [
-            one
-            for i, one in enumerate(self.runs())
-            if i // arms % n == k - 1
-        ]
+        """The k-th of n parts of the runs, for the k-th of n machines.
+
+        k goes from 1 to n. Runs that differ only in their arm stay together: a
+        machine times all arms, or none."""
+        return _shard_of(self, k, n)
 
     def model_of(self, arm: Arm, varied: dict | None = None) -> ModelConfig:
-        """The model of an arm at one combination of the grid, at the size that
-        matches it to the arm it is to equal."""
+        """The model of an arm at one combination of the grid.
+
+        Its size is the one that matches it to the arm it is to equal."""
         return _model_of(self, arm, varied or {})
 
 # %% ../nbs/17_experiments.ipynb #5aaad4f3
@@ -375,6 +377,14 @@ def _runs_of(experiment: Experiment) -> list[PlannedRun]:
         )
         found.append(PlannedRun(*about))
     return found
+
+# %% ../nbs/17_experiments.ipynb #0ca1cfa6
+#| code-fold: true
+def _shard_of(experiment: Experiment, k: int, n: int) -> list[PlannedRun]:
+    """The k-th of n parts of the runs."""
+    check(shard=((k, n), SHARD))
+    arms, runs = len(experiment.arms), enumerate(experiment.runs())
+    return [one for i, one in runs if i // arms % n == k - 1]
 
 # %% ../nbs/17_experiments.ipynb #5aaad4f7
 def _model_of(
@@ -626,12 +636,8 @@ def _read_table(path: Path) -> dict:
     kinds = {str: "a string", list: "an array", dict: "a table"}
     _check_keys("", found, _KEYS)
     for key, value in found.items():
-        require(
-            isinstance(value, _KEYS[key]),
-            key,
-            repr(value),
-            kinds[_KEYS[key]],
-        )
+        kind = _KEYS[key]
+        require(isinstance(value, kind), key, repr(value), kinds[kind])
     return found
 
 
@@ -685,10 +691,9 @@ def _experiment_of(
     if source := found.get("rates_from"):
         place = _named(source, path, catalogue)
         own = isinstance(place, Path)
-        sweep = (
+        found["rates_from"] = (
             read_experiment(place, catalogue) if own else catalogue[place]
         )
-        found["rates_from"] = sweep
     arms = tuple(_arm_of(name, tables) for name in found["arms"])
     shared = dict(model={}, train={}) | found
     shared |= dict(corpus=corpus, arms=arms, seeds=tuple(found["seeds"]))
@@ -699,15 +704,14 @@ def _experiment_of(
             replace(experiment, **alone).runs()
     return experiment
 
-
+# %% ../nbs/17_experiments.ipynb #b82d4d4b
+#| code-fold: true
 def _arm_of(name: str, tables: dict) -> Arm:
     """The arm of a name, and those that it is to equal."""
     known = isinstance(name, str) and name in tables
     require(known, "arms", repr(name), f"some of {', '.join(tables)}")
-    table, keys = (
-        tables[name],
-        [x.name for x in fields(Arm) if x.name != "name"],
-    )
+    table = tables[name]
+    keys = [x.name for x in fields(Arm) if x.name != "name"]
     _check_keys(f"arm.{name}", table, keys)
     target = table.get("equal_to")
     with _within(f"arm.{name}"):

@@ -155,27 +155,10 @@ def attend_nested(
     parts = [row[: len(own)] for row, own in zip(output, rows)]
     return torch.nested.as_nested_tensor(parts, layout=x.layout)
 
-# %% ../nbs/W_your_model.ipynb #7a0c5e12
+# %% ../nbs/W_your_model.ipynb #3a473196
 #| code-fold: true
-class TorchAttention(nn.Module):
-    """A layer of this library behind the signature of ``torch.nn.MultiheadAttention``,
-    to stand in its place in a model.
-
-    Parameters
-    ----------
-    layer : gbattn.layers.MultiHeadAttention
-        Of any kind; the attribute ``layer``.
-    batch_first : bool
-        Whether tokens are (B, T, D); (T, B, D) otherwise, torch's default.
-
-    Notes
-    -----
-    ``torch.nn.TransformerEncoderLayer``, ``TransformerEncoder``, their decoders and
-    torchvision's models take it as their attention, in training and in eval mode,
-    where it keeps torch from its fused path. Differences: a query that may attend to
-    nothing gets the bias of ``out``, not NaN; ``is_causal=True`` needs no
-    ``attn_mask``. Source: appendix W.
-    """
+class _LikeTorch(nn.Module):
+    """What torch's transformers read of their attention, for a layer of this library."""
 
     in_proj_weight, in_proj_bias = _Unfused(), None
     bias_k = bias_v = None
@@ -199,6 +182,48 @@ class TorchAttention(nn.Module):
     def dropout(self) -> float:
         """The dropout probability of the layer's attention weights."""
         return self.layer.dropout
+
+# %% ../nbs/W_your_model.ipynb #aec0c1fa
+#| code-fold: true
+def _check_nested(query, key, need_weights: bool, *masks) -> None:
+    plain = key is query and not need_weights
+    plain = plain and all(mask is None for mask in masks)
+    want = "self-attention without masks and weights"
+    require(plain, "query", "a nested tensor", want)
+
+
+def _output_and_weights(layer, x, options: dict, need_weights: bool):
+    """The output of a layer, and if asked for the weights of its round 0."""
+    weights = None
+    if need_weights:
+        with eval_mode(layer):
+            output, rounds = layer.explain(x, **options)
+        weights = rounds[0].weights  # (B, H, T, S)
+    if not need_weights or (layer.training and layer.dropout):
+        output = layer(x, **options)
+    return output, weights
+
+# %% ../nbs/W_your_model.ipynb #7a0c5e12
+#| code-fold: true
+class TorchAttention(_LikeTorch):
+    """A layer of this library behind the signature of ``torch.nn.MultiheadAttention``,
+    to stand in its place in a model.
+
+    Parameters
+    ----------
+    layer : gbattn.layers.MultiHeadAttention
+        Of any kind; the attribute ``layer``.
+    batch_first : bool
+        Whether tokens are (B, T, D); (T, B, D) otherwise, torch's default.
+
+    Notes
+    -----
+    ``torch.nn.TransformerEncoderLayer``, ``TransformerEncoder``, their decoders and
+    torchvision's models take it as their attention, in training and in eval mode,
+    where it keeps torch from its fused path. Differences: a query that may attend to
+    nothing gets the bias of ``out``, not NaN; ``is_causal=True`` needs no
+    ``attn_mask``. Source: appendix W.
+    """
 
     def forward(
         self,
@@ -234,10 +259,7 @@ class TorchAttention(nn.Module):
         """
         require(value is key, "value", "a second tensor", "the one that is the key")
         if query.is_nested:
-            plain = key is query and not need_weights
-            plain = plain and key_padding_mask is None and attn_mask is None
-            want = "self-attention without masks and weights"
-            require(plain, "query", "a nested tensor", want)
+            _check_nested(query, key, need_weights, key_padding_mask, attn_mask)
             options = dict(causal=True) if is_causal else {}
             return attend_nested(self.layer, query, options), None
         batched = query.ndim == 3
@@ -249,20 +271,12 @@ class TorchAttention(nn.Module):
         attn_mask = None if causal else attn_mask
         options = flip_masks(self.layer, attn_mask, key_padding_mask, len(x))
         options |= dict(context=context) | (dict(causal=True) if causal else {})
-        if need_weights:
-            with eval_mode(self.layer):
-                output, rounds = self.layer.explain(x, **options)
-        if not need_weights or (self.layer.training and self.dropout):
-            output = self.layer(x, **options)
+        output, weights = _output_and_weights(self.layer, x, options, need_weights)
+        if need_weights and average_attn_weights:
+            weights = weights.mean(1)
         if not batched:
-            output = output[0]
-        elif not self.batch_first:
-            output = output.transpose(0, 1)
-        if not need_weights:
-            return output, None
-        weights = rounds[0].weights  # (B, H, T, S)
-        weights = weights.mean(1) if average_attn_weights else weights
-        return output, weights if batched else weights[0]
+            return output[0], weights[0] if need_weights else None
+        return output if self.batch_first else output.transpose(0, 1), weights
 
 # %% ../nbs/W_your_model.ipynb #362a8c77
 def over_tensors(cache: StaticCache, tensors: dict[str, torch.Tensor]) -> StaticCache:

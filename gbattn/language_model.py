@@ -41,6 +41,8 @@ from gbattn.ground.arguments import (
     require,
     up_to,
 )
+
+# %% ../nbs/13_language_model.ipynb #f8178ce0
 from .ground.files import through_json
 from .ground.tensors import INDEX, INTEGRAL, check_tensor, compute_dtype
 from gbattn.ground.weights import (

@@ -402,27 +402,43 @@ def _missed(X, Y, weights, means, ridge, coefficients) -> torch.Tensor:
 
 # %% ../nbs/01_least_squares.ipynb #7784f79d
 #| code-fold: true
-class _Once(torch.autograd.Function):
-    """The identity, with an error in place of a second derivative: for a solution that
-    enters as a constant, only the first derivatives are right."""
+class _Solved(torch.autograd.Function):
+    """G⁻¹ b for G = Lᵀ(XᵀWX + ridge·I)L. L whitens X, so G is the identity and the
+    value is b; derivatives of every order see that G changes with X and W."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(A, is_gradient):
-        return A.view_as(A)
+    def forward(b, L, X, weights):
+        return b.clone()
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.is_gradient = inputs[1]
+        ctx.save_for_backward(output, *inputs[1:])
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.is_gradient:
-            raise NotImplementedError("least_squares has no second derivatives")
-        return _Once.apply(gradient, True), None
+        solution, L, X, weights = ctx.saved_tensors
+        with full_precision(X):
+            g = _Solved.apply(gradient, L, X, weights)
+            Ls, Lg = L @ solution, L @ g
+            Xs, Xg = X @ Ls, X @ Lg
+            to_weights = None if weights is None else -(Xs * Xg).sum(-1)
+            if weights is not None:
+                Xs, Xg = Xs * weights[..., None], Xg * weights[..., None]
+            return g, None, -(Xs @ Lg.mT + Xg @ Ls.mT), to_weights
 
 
+def _refined(X, Y, weights, means, ridge, L, M, needs_gradient: bool):
+    """M after one step of Newton's method, which is exact: the loss is a square."""
+    step = L.mT @ _missed(X, Y, weights, means, ridge, L @ M)
+    if needs_gradient:
+        centred = X if means is None else X - means[0]
+        step = _Solved.apply(step, L, centred, weights)
+    return M + step
+
+# %% ../nbs/01_least_squares.ipynb #063fb204
+#| code-fold: true
 def _gram(X, Y, weights, means, unit=None):
     """XᵀWX / unit² and XᵀWY / unit, block by block."""
     gram = cross = 0
@@ -519,9 +535,8 @@ def least_squares(
 
     Notes
     -----
-    First derivatives are those of the solution. Where X has full rank, the whitening
-    has no derivative, and a second one raises `NotImplementedError`. Source:
-    Propositions "Least squares in context" and "Weights and ridge in context" of
+    Derivatives of every order are those of the solution; where X has full rank, the
+    whitening has none. Source: Propositions "Least squares in context" and "Weights and ridge in context" of
     chapter 1; iterative refinement, Björck (1996), section 6.6.
     """
     _check_options(ridge, rcond, mode)
@@ -540,9 +555,7 @@ def least_squares(
         elif needs_gradient or mode == "fast":
             # A second round. It restores the digits that XᵀX lost, and it has
             # a gradient where singular values coincide, where L has none.
-            X, Y, *rest = (_Once.apply(A, False) for A in tensors.values())
-            weights = rest[0] if rest else None
-            M = M + L.mT @ _missed(X, Y, weights, means, ridge, L @ M)
+            M = _refined(X, Y, weights, means, ridge, L, M, needs_gradient)
     means = means or (torch.zeros_like(A[..., :1, :]) for A in (X, Y))
     return Fit(L, M, *means)
 

@@ -26,64 +26,113 @@ from gbattn.ground.arguments import (
 )
 from .least_squares import full_precision, least_squares, triangular_factor
 
-# %% ../nbs/02_memory.ipynb #52c8cd8b
-#| code-fold: true
-RULES = ("hebb", "delta", "recursive_least_squares")
-
 # %% ../nbs/02_memory.ipynb #6e3c5911
-#| code-fold: true
 def _hebb(memory, k, v, q, diagonal, rate):
-    """Sum. The memory is M, shape (…, K, Kv)."""
-    outputs = None if q is None else q @ memory + (q @ k.mT).tril(diagonal) @ v
+    """Sum. The memory is M, shape (…, K, Kv). A query reads its own token
+    if ``diagonal`` is 0, and only earlier tokens if it is −1."""
+    outputs = None
+    if q is not None:
+        outputs = q @ memory + (q @ k.mT).tril(diagonal) @ v
     return memory + k.mT @ v, outputs
 
-
+# %% ../nbs/02_memory.ipynb #0fb97cae
 def _delta(memory, k, v, q, diagonal, rate):
     """Correct: one gradient step per token. The memory is M."""
     eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
     system = eye + rate * (k @ k.mT).tril(-1)
-    step = rate * (v - k @ memory)
-    u = torch.linalg.solve_triangular(system, step, upper=False, unitriangular=True)
+    u = torch.linalg.solve_triangular(
+        system, rate * (v - k @ memory), upper=False, unitriangular=True
+    )
     return _hebb(memory, k, u, q, diagonal, rate)
 
 # %% ../nbs/02_memory.ipynb #e6e371ee
-#| code-fold: true
 def _solve(triangle, k, v, q, diagonal, rate):
-    """Solve: recursive least squares. The memory is the triangle [R z] of [K V]."""
-    K, outputs = k.shape[-1], None
-    R, z = triangle[..., :K], triangle[..., K:]
+    """Solve: recursive least squares. The memory is the triangle [R z]."""
+    K, T, outputs = k.shape[-1], k.shape[-2], None
+    solve = torch.linalg.solve_triangular
     if q is not None:
-        k_white, q_white = (
-            torch.linalg.solve_triangular(R, x, upper=True, left=False)
-            for x in (k, q)
-        )
+        R, z = triangle[..., :K], triangle[..., K:]
+        white = lambda x: solve(R, x, upper=True, left=False)
+        k_white, q_white = white(k), white(q)
         leverage = k_white.square().sum(-1)
-        if k.shape[-2] > 1 and not bool((leverage < 100).all()):
-            # Below, keys of high leverage cause cancellation; singly they do not.
+        if T > 1 and not bool((leverage < 100).all()):
+            # A chunk with keys of high leverage would lose digits.
             outputs = []
-            for t in range(k.shape[-2]):
+            for t in range(T):
                 one = (x[..., t : t + 1, :] for x in (k, v, q))
                 triangle, output = _solve(triangle, *one, diagonal, rate)
                 outputs.append(output)
             return triangle, torch.cat(outputs, dim=-2)
-        if k.shape[-2] > 1:
-            eye = torch.eye(k.shape[-2], dtype=k.dtype, device=k.device)
+        if T > 1:
+            eye = torch.eye(T, dtype=k.dtype, device=k.device)
             E = torch.linalg.cholesky(eye + k_white @ k_white.mT)
-            into = lambda x: torch.linalg.solve_triangular(E, x, upper=False)
-            innovations, gains = into(v - k_white @ z), into(k_white @ q_white.mT)
+            innovations = solve(E, v - k_white @ z, upper=False)
+            gains = solve(E, k_white @ q_white.mT, upper=False)
             outputs = q_white @ z + gains.mT.tril(diagonal) @ innovations
     rows = torch.cat([triangle, torch.cat([k, v], dim=-1)], dim=-2)
     after = triangular_factor(rows)[..., :K, :]
-    if q is not None and k.shape[-2] == 1:
-        R, z = (triangle if diagonal else after).split((K, v.shape[-1]), dim=-1)
-        outputs = torch.linalg.solve_triangular(R, q, upper=True, left=False) @ z
+    if q is not None and T == 1:
+        read = triangle if diagonal else after
+        R, z = read[..., :K], read[..., K:]
+        outputs = solve(R, q, upper=True, left=False) @ z
     return after, outputs
+
+# %% ../nbs/02_memory.ipynb #52c8cd8b
+#| code-fold: true
+RULES = ("hebb", "delta", "recursive_least_squares")
+
+
+def _check_options(key_width, value_width, rule, rate, ridge, forgetting, batch):
+    share = number("a number from 1e-6 to 1", lambda x: 1e-6 <= x <= 1)
+    are_sizes = lambda x: isinstance(x, tuple | list) and all(map(LENGTH[0], x))
+    check(
+        key_width=(key_width, COUNT),
+        value_width=(value_width, COUNT),
+        rule=(rule, one_of(*RULES)),
+        rate=(rate, POSITIVE),
+        ridge=(ridge, NOT_NEGATIVE),
+        forgetting=(forgetting, share),
+        batch=(batch, (are_sizes, "a tuple of sizes, 0 or more")),
+    )
+    want = "1 for the delta rule, which forgets by overwriting"
+    require(rule != "delta" or forgetting == 1, "forgetting", forgetting, want)
+
+# %% ../nbs/02_memory.ipynb #67a14030
+#| code-fold: true
+def _check_tokens(memory, q, k, v, before: bool) -> None:
+    state, solves = memory._state, memory.rule == "recursive_least_squares"
+    if q is not None:
+        want = "a positive number: early reads have no unique answer without it"
+        require(not solves or memory.ridge > 0, "ridge", memory.ridge, want)
+        check_flag("before", before)
+    tensors = {"k": k, "v": v} if q is None else {"q": q, "k": k, "v": v}
+    sizes = check_tensors(finite=True, **tensors)
+    S, T = sizes["S"], sizes.get("T", sizes["S"])
+    require(T == S, "q", f"T = {T} queries", f"T = {S}, one for each key")
+    K = state.shape[-2]
+    Kv = state.shape[-1] - K if solves else state.shape[-1]
+    for name, letter, width in (("k", "K", K), ("v", "Kv", Kv)):
+        got, want = f"{letter} = {sizes[letter]}", f"{letter} = {width}"
+        require(got == want, name, got, f"{want}, the memory's")
+    got, want = (
+        f"dtype {x.dtype} and batch {tuple(x.shape[:-2])}" for x in (k, state)
+    )
+    require(got == want, "k", got, f"{want}, the memory's")
+
+
+def _check_queries(q, state) -> None:
+    check_tensors(finite=True, q=q)
+    got, want = (
+        f"K = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
+        for x in (q, state.mT)
+    )
+    require(got == want, "q", got, f"{want}, the memory's")
 
 # %% ../nbs/02_memory.ipynb #5d63f16a
 #| code-fold: true
 def _bounded_below(triangle, scale: float):
-    """The triangle with the diagonal entries of R made large enough that solving with
-    it cannot overflow."""
+    """The triangle with diagonal entries of R so large that solving with it
+    cannot overflow: a ridge that has faded away leaves almost none."""
     K = triangle.shape[-2]
     R = triangle[..., :K].detach()
     largest = R.abs().amax((-2, -1)).clamp_min(scale)[..., None]
@@ -93,10 +142,96 @@ def _bounded_below(triangle, scale: float):
     width = triangle.shape[-1] - K
     return triangle + nn.functional.pad(lift.diag_embed(), (0, width))
 
-# %% ../nbs/02_memory.ipynb #ac389a5e
+
+def _coefficients(state, rule: str) -> torch.Tensor:
+    """M, from a state."""
+    if rule != "recursive_least_squares":
+        return state.clone()
+    R, z = state.tensor_split([state.shape[-2]], dim=-1)
+    return least_squares(R, z).coefficients
+
+# %% ../nbs/02_memory.ipynb #89b7a597
+def _write_chunk(state, q, k, v, before, rule, rate, ridge, forgetting):
+    """The state after a chunk of tokens, and what the queries read."""
+    solves = rule == "recursive_least_squares"
+    write = {"hebb": _hebb, "delta": _delta}.get(rule, _solve)
+    length, diagonal = k.shape[-2], -1 if before else 0
+    age = torch.arange(1, length + 1, dtype=k.dtype, device=k.device)
+    age = age[:, None]
+    # Forgetting: write token t with weight 1/γᵗ, then scale the sum down.
+    # Least squares weighs squares, hence the root, and its scale cancels.
+    if forgetting < 1:
+        heavier = forgetting ** (-age / 2 if solves else -age)
+        k, v = (k * heavier if solves else k), v * heavier
+    state, outputs = write(state, k, v, q, diagonal, rate)
+    if forgetting < 1:
+        state = state * forgetting ** (length / 2 if solves else length)
+        if solves and ridge > 0:
+            state = _bounded_below(state, math.sqrt(ridge))
+        if outputs is not None and not solves:
+            outputs = outputs * forgetting ** (age - 1 if before else age)
+    return state, outputs
+
+# %% ../nbs/02_memory.ipynb #b9cff026
+def _write_tokens(state, q, k, v, before, rule, rate, ridge, forgetting):
+    """The same for any number of tokens, in chunks of up to 64."""
+    options = before, rule, rate, ridge, forgetting
+    # Inside a chunk a token weighs up to 1/γ^length, here at most 10⁸.
+    fade = -math.log(forgetting)
+    length = 64 if 64 * fade < 18 else max(1, int(18 / fade))
+    outputs = []
+    for start in range(0, k.shape[-2], length):
+        chunk = (
+            None if x is None else x[..., start : start + length, :]
+            for x in (q, k, v)
+        )
+        state, read = _write_chunk(state, *chunk, *options)
+        outputs.append(read)
+    return state, None if q is None else torch.cat(outputs, dim=-2)
+
+# %% ../nbs/02_memory.ipynb #ce4df8f5
 #| code-fold: true
-class FastWeights:
-    """A fast memory: keys and values are written in order, queries read it.
+class _FastState:
+    """The options and the state of a fast memory, and how tokens change it."""
+
+    def __init__(
+        self,
+        key_width: int,
+        value_width: int,
+        *,
+        rule: str = "hebb",
+        rate: float = 1.0,
+        ridge: float = 0.0,
+        forgetting: float = 1.0,
+        batch: tuple[int, ...] = (),
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        _check_options(key_width, value_width, rule, rate, ridge, forgetting, batch)
+        self.rule, self.rate, self.ridge = rule, rate, ridge
+        self.forgetting, self.count = forgetting, 0
+        shape = (*batch, key_width, value_width)
+        zeros = torch.zeros(*shape, dtype=dtype, device=device)
+        wide = zeros.dtype in (torch.float32, torch.float64)
+        want = "torch.float32 or torch.float64: in half precision a long sum overflows"
+        require(wide, "dtype", zeros.dtype, want)
+        self._state = zeros
+        if rule == "recursive_least_squares":
+            corner = torch.eye(key_width, dtype=zeros.dtype, device=device)
+            corner = (math.sqrt(ridge) * corner).expand(*batch, -1, -1)
+            self._state = torch.cat([corner, zeros], dim=-1)
+
+    def _advance(self, q, k, v, before=False):
+        _check_tokens(self, q, k, v, before)
+        options = q, k, v, before, self.rule, self.rate, self.ridge, self.forgetting
+        with full_precision(k):
+            self._state, outputs = _write_tokens(self._state, *options)
+        self.count += k.shape[-2]
+        return outputs
+
+# %% ../nbs/02_memory.ipynb #ac389a5e
+class FastWeights(_FastState):
+    """A fast memory: tokens are written in order, queries read it.
 
     Parameters
     ----------
@@ -127,70 +262,20 @@ class FastWeights:
     al. (2024) for the delta rule.
     """
 
-    def __init__(
-        self,
-        key_width: int,
-        value_width: int,
-        *,
-        rule: str = "hebb",
-        rate: float = 1.0,
-        ridge: float = 0.0,
-        forgetting: float = 1.0,
-        batch: tuple[int, ...] = (),
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ):
-        share = number("a number from 1e-6 to 1", lambda x: 1e-6 <= x <= 1)
-        are_sizes = lambda x: isinstance(x, tuple | list) and all(map(LENGTH[0], x))
-        sizes = are_sizes, "a tuple of sizes, 0 or more"
-        check(
-            key_width=(key_width, COUNT),
-            value_width=(value_width, COUNT),
-            rule=(rule, one_of(*RULES)),
-            rate=(rate, POSITIVE),
-            ridge=(ridge, NOT_NEGATIVE),
-            forgetting=(forgetting, share),
-            batch=(batch, sizes),
-        )
-        want = "1 for the delta rule, which forgets by overwriting"
-        require(rule != "delta" or forgetting == 1, "forgetting", forgetting, want)
-        self.rule, self.rate, self.ridge = rule, rate, ridge
-        self.forgetting, self.count = forgetting, 0
-        shape = (*batch, key_width, value_width)
-        zeros = torch.zeros(*shape, dtype=dtype, device=device)
-        wide = zeros.dtype in (torch.float32, torch.float64)
-        want = (
-            "torch.float32 or torch.float64: in half precision a long sum overflows"
-        )
-        require(wide, "dtype", zeros.dtype, want)
-        self._state = zeros
-        if rule == "recursive_least_squares":
-            corner = torch.eye(key_width, dtype=zeros.dtype, device=device)
-            corner = (math.sqrt(ridge) * corner).expand(*batch, -1, -1)
-            self._state = torch.cat([corner, zeros], dim=-1)
-
     @property
     def memory(self) -> torch.Tensor:
         """M, shape (…, K, Kv); a query reads q M."""
-        if self.rule != "recursive_least_squares":
-            return self._state.clone()
-        R, z = self._state.tensor_split([self._state.shape[-2]], dim=-1)
-        return least_squares(R, z).coefficients
+        return _coefficients(self._state, self.rule)
 
     def read(self, q: torch.Tensor) -> torch.Tensor:
         """Return q M for queries (…, T, K): shape (…, T, Kv)."""
-        check_tensors(finite=True, q=q)
-        got, want = (
-            f"K = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
-            for x in (q, self._state.mT)
-        )
-        require(got == want, "q", got, f"{want}, the memory's")
+        _check_queries(q, self._state)
         with full_precision(q):
             return q @ self.memory
 
     def write(self, k: torch.Tensor, v: torch.Tensor) -> "FastWeights":
-        """Write keys (…, T, K) with values (…, T, Kv) in order; return self."""
-        self._advance(None, k, v, False)
+        """Write keys (…, T, K), values (…, T, Kv) in order; return self."""
+        self._advance(None, k, v)
         return self
 
     def stream(
@@ -216,60 +301,7 @@ class FastWeights:
         torch.Tensor
             The outputs of the queries, shape (…, T, Kv).
         """
-        unique = self.rule != "recursive_least_squares" or self.ridge > 0
-        want = "a positive number: early reads have no unique answer without it"
-        require(unique, "ridge", self.ridge, want)
-        check_flag("before", before)
         return self._advance(q, k, v, before)
-
-    def _advance(self, q, k, v, before):
-        tensors = {"k": k, "v": v} if q is None else {"q": q, "k": k, "v": v}
-        sizes = check_tensors(finite=True, **tensors)
-        S, T = sizes["S"], sizes.get("T", sizes["S"])
-        require(T == S, "q", f"T = {T} queries", f"T = {S}, one for each key")
-        K, Kv = self._state.shape[-2], self._state.shape[-1]
-        Kv = Kv - K if self.rule == "recursive_least_squares" else Kv
-        for name, letter, width in (("k", "K", K), ("v", "Kv", Kv)):
-            got, want = f"{letter} = {sizes[letter]}", f"{letter} = {width}"
-            require(got == want, name, got, f"{want}, the memory's")
-        got, want = (
-            f"dtype {x.dtype} and batch {tuple(x.shape[:-2])}"
-            for x in (k, self._state)
-        )
-        require(got == want, "k", got, f"{want}, the memory's")
-        # Inside a chunk a token weighs up to 1/γ^length, here at most 10⁸.
-        fade = -math.log(self.forgetting)
-        length = 64 if 64 * fade < 18 else max(1, int(18 / fade))
-        outputs = []
-        for start in range(0, sizes["S"], length):
-            block = slice(start, start + length)
-            q_block = None if q is None else q[..., block, :]
-            chunk = (q_block, k[..., block, :], v[..., block, :])
-            with full_precision(k):
-                outputs.append(self._write_chunk(*chunk, before))
-        self.count += sizes["S"]
-        return None if q is None else torch.cat(outputs, dim=-2)
-
-    def _write_chunk(self, q, k, v, before):
-        solves = self.rule == "recursive_least_squares"
-        rule = {"hebb": _hebb, "delta": _delta}.get(self.rule, _solve)
-        length = k.shape[-2]
-        age = torch.arange(1, length + 1, dtype=k.dtype, device=k.device)[:, None]
-        # Forgetting: write token t with weight 1/γᵗ, and scale the sum down afterwards.
-        # Least squares weighs squares, hence the root, and its scale cancels.
-        if self.forgetting < 1:
-            heavier = self.forgetting ** (-age / 2 if solves else -age)
-            k, v = (k * heavier if solves else k), v * heavier
-        diagonal = -1 if before else 0
-        self._state, outputs = rule(self._state, k, v, q, diagonal, self.rate)
-        if self.forgetting < 1:
-            fade = self.forgetting ** (length / 2 if solves else length)
-            self._state = self._state * fade
-            if solves and self.ridge > 0:
-                self._state = _bounded_below(self._state, math.sqrt(self.ridge))
-            if outputs is not None and not solves:
-                outputs = outputs * self.forgetting ** (age - 1 if before else age)
-        return outputs
 
 # %% ../nbs/02_memory.ipynb #b8dfe814
 def ridge_attention(
@@ -280,7 +312,7 @@ def ridge_attention(
     ridge: float,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Return q (kᵀk + ridge·I)⁻¹ kᵀ v: ridge regression of v on k, evaluated at q.
+    """Return q (kᵀk + ridge·I)⁻¹ kᵀ v, ridge regression of v on k at q.
 
     Parameters
     ----------
@@ -318,8 +350,32 @@ def ridge_attention(
     )
     return memory.stream(q, k, v)
 
-# %% ../nbs/02_memory.ipynb #736d4b76
+# %% ../nbs/02_memory.ipynb #2ce330be
 #| code-fold: true
+def _check_preconditioner(A, X) -> None:
+    d, batch = X.shape[-1], tuple(X.shape[:-2])
+    tensor = isinstance(A, torch.Tensor)
+    got = f"shape {tuple(A.shape)}, {A.dtype}" if tensor else repr(A)
+    fits = tensor and tuple(A.shape) in ((d, d), (*batch, d, d))
+    fits = fits and A.dtype == X.dtype and bool(A.isfinite().all())
+    want = f"(…, {d}, {d}), {X.dtype}, as X, of finite entries"
+    require(fits, "preconditioner", got, want)
+
+
+def _best_rate(X, A) -> torch.Tensor:
+    """2 / (λ₁ + λ_ρ) for the largest and the smallest non-zero eigenvalue of A XᵀX,
+    shape (…, 1, 1)."""
+    root, fault = torch.linalg.cholesky_ex(A)
+    definite = not bool(fault.any()) and torch.allclose(A, A.mT)
+    want = "a symmetric positive definite one when no rate is given"
+    require(definite, "preconditioner", "another kind of matrix", want)
+    eigenvalues = torch.linalg.eigvalsh((X @ root).mT @ (X @ root))
+    top = eigenvalues[..., -1:]
+    positive = eigenvalues > X.shape[-1] * torch.finfo(X.dtype).eps * top
+    bottom = eigenvalues.where(positive, top).amin(-1, keepdim=True)
+    return (2 / (bottom + top).where(top > 0, 2))[..., None]
+
+# %% ../nbs/02_memory.ipynb #736d4b76
 def descend(
     X: torch.Tensor,
     Y: torch.Tensor,
@@ -329,10 +385,10 @@ def descend(
     rate: float | None = None,
     preconditioner: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the predictions after each of several linear-attention layers.
+    """Return the predictions after each of several layers of attention.
 
-    Each layer is one step of (preconditioned) gradient descent on ½‖Y − XW‖² from W
-    = 0: F ← F + rate · (rows) A Xᵀ r on context and queries, with r = Y − F.
+    Each layer is one step of (preconditioned) gradient descent on ½‖Y − XW‖² from
+    W = 0: F ← F + rate · (rows) A Xᵀ r on context and queries, with r = Y − F.
 
     Parameters
     ----------
@@ -361,33 +417,19 @@ def descend(
     """
     sizes = check_tensors(finite=True, X=X, Y=Y, X_query=X_query)
     check(steps=(steps, COUNT), rate=(rate, optional(POSITIVE)))
-    d = sizes["d"]
-    A = torch.eye(d, dtype=X.dtype, device=X.device)
+    A = torch.eye(sizes["d"], dtype=X.dtype, device=X.device)
     if preconditioner is not None:
-        A, batch = preconditioner, tuple(X.shape[:-2])
-        tensor = isinstance(A, torch.Tensor)
-        got = f"shape {tuple(A.shape)}, {A.dtype}" if tensor else repr(A)
-        fits = tensor and tuple(A.shape) in ((d, d), (*batch, d, d))
-        fits = fits and A.dtype == X.dtype and bool(A.isfinite().all())
-        want = f"(…, {d}, {d}), {X.dtype}, as X, of finite entries"
-        require(fits, "preconditioner", got, want)
-    if rate is None:
-        root, fault = torch.linalg.cholesky_ex(A)
-        definite = not bool(fault.any()) and torch.allclose(A, A.mT)
-        want = "a symmetric positive definite one when no rate is given"
-        require(definite, "preconditioner", "another kind of matrix", want)
-        eigenvalues = torch.linalg.eigvalsh((X @ root).mT @ (X @ root))
-        top = eigenvalues[..., -1:]
-        positive = eigenvalues > d * torch.finfo(X.dtype).eps * top
-        bottom = eigenvalues.where(positive, top).amin(-1, keepdim=True)
-        rate = (2 / (bottom + top).where(top > 0, 2))[..., None]
+        A = preconditioner
+        _check_preconditioner(A, X)
+    rate = _best_rate(X, A) if rate is None else rate
     q, q_query = X @ A, X_query @ A
     F = torch.zeros_like(Y)
     F_query = X_query.new_zeros(*X_query.shape[:-1], Y.shape[-1])
     predictions = []
     for _ in range(steps):
         memory = X.mT @ (Y - F)  # keys X, values r
-        F, F_query = F + rate * q @ memory, F_query + rate * q_query @ memory
+        F = F + rate * q @ memory
+        F_query = F_query + rate * q_query @ memory
         predictions.append(F_query)
     return torch.stack(predictions)
 
@@ -395,8 +437,10 @@ def descend(
 def running_softmax(
     scores: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax attention of one query over each prefix, Σ_{i≤t} e^{sᵢ} vᵢ /
-    Σ_{i≤t} e^{sᵢ}, and the logarithm of each sum of weights.
+    """Return softmax attention of one query over each prefix, and the
+    logarithm of its sum of weights.
+
+    The outputs are Σ_{i≤t} e^{sᵢ} vᵢ / Σ_{i≤t} e^{sᵢ} for each t.
 
     Parameters
     ----------
@@ -423,31 +467,30 @@ def running_softmax(
     require(same, "scores", got, f"{want}, one for each value")
     got, want = f"dtype {scores.dtype}", f"{v.dtype}, as v"
     require(scores.dtype == v.dtype, "scores", got, want)
-    bad = torch.isnan(scores) | (scores == math.inf)
-    require(not bool(bad.any()), "scores", "NaN or +∞", "finite scores or −∞")
+    bad = bool((torch.isnan(scores) | (scores == math.inf)).any())
+    require(not bad, "scores", "NaN or +∞", "finite scores or −∞")
     outputs, log_sums = _running_softmax(scores.clamp_min(_lowest(v)), v)
-    empty = (scores == -math.inf).cummin(-1).values.bool()  # all masked so far
+    empty = (scores == -math.inf).cummin(-1).values.bool()  # masked so far
     outputs = outputs.masked_fill(empty[..., None], 0)
     return outputs, log_sums.masked_fill(empty, -math.inf)
 
 # %% ../nbs/02_memory.ipynb #2493ea85
-#| code-fold: true
 def _running_softmax(scores, v, chunk: int = 16):
-    S = scores.shape[-1]
+    """Outputs and log-sums of all prefixes, by chunks that are merged."""
+    S, pad = scores.shape[-1], nn.functional.pad
     if S <= chunk:
         log_sum = scores.logcumsumexp(-1)
         later = torch.ones(S, S, dtype=torch.bool, device=v.device).triu(1)
         shares = scores[..., None, :] - log_sum[..., None]
         return shares.masked_fill(later, -math.inf).exp() @ v, log_sum
-    scores = nn.functional.pad(scores, (0, -S % chunk), value=_lowest(v))
-    v = nn.functional.pad(v, (0, 0, 0, -S % chunk))
-    inside, log_inside = _running_softmax(
-        scores.unflatten(-1, (-1, chunk)), v.unflatten(-2, (-1, chunk)), chunk
-    )
+    scores = pad(scores, (0, -S % chunk), value=_lowest(v))
+    v = pad(v, (0, 0, 0, -S % chunk))
+    chunks = scores.unflatten(-1, (-1, chunk)), v.unflatten(-2, (-1, chunk))
+    inside, log_inside = _running_softmax(*chunks, chunk)
     last = log_inside[..., -1], inside[..., -1, :]
     totals, log_totals = _running_softmax(*last, chunk)
-    before = nn.functional.pad(totals[..., :-1, :], (0, 0, 1, 0))[..., None, :]
-    log_before = nn.functional.pad(log_totals[..., :-1], (1, 0), value=_lowest(v))
+    before = pad(totals[..., :-1, :], (0, 0, 1, 0))[..., None, :]
+    log_before = pad(log_totals[..., :-1], (1, 0), value=_lowest(v))
     log_before = log_before[..., None]
     log_sum = torch.logaddexp(log_before, log_inside)
     old, new = (log_before - log_sum).exp(), (log_inside - log_sum).exp()
@@ -456,5 +499,5 @@ def _running_softmax(scores, v, chunk: int = 16):
 
 
 def _lowest(v) -> float:
-    """A score in place of −∞: its weight is zero, and its differences are finite."""
+    """A score in place of −∞, of weight zero and with finite differences."""
     return torch.finfo(v.dtype).min / 4

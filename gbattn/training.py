@@ -31,6 +31,8 @@ from gbattn.corpora import (
     pack_documents,
     sequential_windows,
 )
+
+# %% ../nbs/15_training.ipynb #00acecd1
 from gbattn.ground.arguments import (
     COUNT,
     FLAG,
@@ -129,12 +131,24 @@ CONFIG_RULES = {
     "document_end": optional(SEED),
 }
 
-
+# %% ../nbs/15_training.ipynb #016abe31
+#| code-fold: true
 def _plain(x: object) -> object:
     """Python's own number for one of NumPy, and a tuple for JSON's list."""
     if isinstance(x, (list, tuple)):
         return tuple(map(_plain, x))
     return x.item() if isinstance(x, np.generic) else x
+
+
+def _check_config(config: "TrainConfig") -> None:
+    check_fields(config, CONFIG_RULES)
+    both = config.steps, config.epochs
+    one = both.count(None) == 1
+    require(one, "steps, epochs", both, "exactly one of the two")
+    size, parts = config.batch_size, config.accumulation
+    got = f"{size} with accumulation = {parts}"
+    whole = size % parts == 0
+    require(whole, "batch_size", got, "a multiple of accumulation")
 
 # %% ../nbs/15_training.ipynb #1bbbada9
 #| code-fold: true
@@ -234,26 +248,18 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
-        check_fields(self, CONFIG_RULES)
-        both = self.steps, self.epochs
-        one = both.count(None) == 1
-        require(one, "steps, epochs", both, "exactly one of the two")
-        size, parts = self.batch_size, self.accumulation
-        got = f"{size} with accumulation = {parts}"
-        require(
-            size % parts == 0, "batch_size", got, "a multiple of accumulation"
-        )
+        _check_config(self)
 
     def to_dict(self) -> dict:
-        """The fields by name, ready for JSON; ``TrainConfig(**fields)`` reads
-        them."""
+        """The fields by name, ready for JSON.
+
+        ``TrainConfig(**fields)`` reads them."""
         return asdict(self) | {"betas": list(self.betas)}
 
     def total_steps(self, stream: TokenStream) -> int:
         """Updates of the whole run on this stream of batches."""
-        if self.steps is not None:
-            return self.steps
-        return max(1, round(self.epochs * stream.n_windows / self.batch_size))
+        n, size = stream.n_windows, self.batch_size
+        return self.steps or max(1, round(self.epochs * n / size))
 
 # %% ../nbs/15_training.ipynb #04ac280e
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:

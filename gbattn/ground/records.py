@@ -32,7 +32,7 @@ CHAPTERS = "[0-9A-Z]*_*"
 
 def experiment_folder(experiment: str, folder: Path | None = None) -> Path:
     """Return the folder of an experiment's records: in the book it lies in a chapter's
-    folder, as in ``results/04_hopfield/hopfield-digits``; in a reader's own folder of
+    folder, as in ``results/04_hopfield/hopfield-phase``; in a reader's own folder of
     records (`results_folder` by default) it lies directly below. If it does not exist
     yet, the latter path is returned."""
     folder = Path(folder or results_folder())

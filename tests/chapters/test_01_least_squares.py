@@ -447,16 +447,39 @@ def test_gradients_where_singular_values_coincide(mode):
 
 
 @pytest.mark.parametrize("mode", ["accurate", "fast"])
-@pytest.mark.parametrize("power", [1, 2])
-def test_second_derivatives_are_refused(mode, power):
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_second_derivatives_are_those_of_the_solution(mode, intercept, ridge, weighted):
     rng = torch.Generator().manual_seed(0)
-    X, Y = (torch.randn(9, width, dtype=F64, generator=rng, requires_grad=True) for width in (3, 2))
-    w = torch.rand(9, dtype=F64, generator=rng, requires_grad=True)
-    loss = least_squares(X, Y, weights=w, intercept=True, mode=mode).coefficients.pow(power).sum()
-    once = torch.autograd.grad(loss, (X, Y, w), create_graph=True)
-    for gradient in once:
-        with pytest.raises(NotImplementedError, match="least_squares has no second derivatives"):
-            torch.autograd.grad(gradient.sum(), X, retain_graph=True)
+    X, Y = (torch.randn(7, width, dtype=F64, generator=rng, requires_grad=True) for width in (3, 2))
+    w = (torch.rand(7, dtype=F64, generator=rng) + 0.2).requires_grad_()
+    inputs = (X, Y, w) if weighted else (X, Y)
+    fit = lambda X, Y, w=None: least_squares(X, Y, weights=w, intercept=intercept, ridge=ridge, mode=mode).coefficients
+    assert torch.autograd.gradgradcheck(fit, inputs, atol=1e-6, gen_non_contig_grad_outputs=True)
+
+
+@pytest.mark.parametrize("mode", ["accurate", "fast"])
+def test_derivatives_up_to_the_third_are_those_of_the_normal_equations(mode):
+    """Also where singular values coincide, and in a batch."""
+    rng = torch.Generator().manual_seed(0)
+    square = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=F64)
+    X, direction = torch.stack([square, torch.randn(4, 2, dtype=F64, generator=rng)]), square.roll(1, 0) + 0.3
+    Y = torch.randn(2, 4, 1, dtype=F64, generator=rng)
+
+    def derivatives(solve):
+        x, found = X.clone().requires_grad_(), []
+        value = solve(x).pow(2).sum()
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+            found.append(gradient)
+            value = (gradient * direction).sum()
+        return torch.stack(found)
+
+    ours = derivatives(lambda x: least_squares(x, Y, ridge=0.1, mode=mode).coefficients)
+    eye = 0.1 * torch.eye(2, dtype=F64)
+    expected = derivatives(lambda x: torch.linalg.solve(x.mT @ x + eye, x.mT @ Y))
+    torch.testing.assert_close(ours, expected, atol=1e-9, rtol=1e-9)
 
 
 def test_functional_gradients_reach_a_fit():
@@ -465,6 +488,8 @@ def test_functional_gradients_reach_a_fit():
     coefficients = lambda X: least_squares(X, Y).coefficients
     expected = torch.autograd.functional.jacobian(coefficients, X)
     torch.testing.assert_close(torch.func.jacrev(coefficients)(X), expected)
+    hessian = torch.autograd.functional.hessian(lambda X: coefficients(X).pow(3).sum(), X)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(lambda X: coefficients(X).pow(3).sum()))(X), hessian)
 
 
 @pytest.mark.parametrize("mode", ["accurate", "fast"])
