@@ -27,8 +27,20 @@ STYLE = """
 .play button {padding: .2rem .8rem}
 """
 
-# name: what a screen reader says of the picture, its height, and the inputs: name, label, then least, most, step and
-# start of a slider, whether a box is checked, or what there is to choose from
+
+def _choices() -> list[tuple]:
+    """The settings of chapter 18 and what boosted attention is compared with."""
+    from support.verdicts import BASELINES, SETTINGS
+
+    names = tuple(name.replace("_", " ") for name in BASELINES.values())
+    return [
+        ("setting", "setting", tuple(s.label for s in SETTINGS)),
+        ("baseline", "minus", names),
+    ]
+
+
+# name: what a screen reader says of the picture, its height, and the inputs: name and label, then least, most, step and
+# start of a slider, whether a box is checked, or what there is to choose
 FIGURES = {
     "fit": (
         "Five points, the line fitted to them, dashed residuals, and the fit after a second round.",
@@ -74,6 +86,11 @@ FIGURES = {
         250,
         [("alpha", "slope α", 0, 7, 1, 3), ("depth", "depth", 2, 64, 2, 64)],
     ),
+    "pairs": (
+        "Paired runs of two models as dots on an axis in per cent, their mean and its interval.",
+        140,
+        _choices,
+    ),
     "second": (
         "A token x among five others, what attention makes of it, F, the residual x − F, and a gated second round.",
         300,
@@ -111,7 +128,31 @@ def _growth() -> dict:
     }
 
 
-DATA = {"depth": _growth}  # what a figure draws and does not compute
+def _pairs() -> dict:
+    """The paired differences of chapter 18, boosted attention minus each baseline, and Student's quantiles."""
+    from scipy.stats import t
+
+    from support.reports import Report
+    from support.verdicts import BASELINES, SETTINGS
+
+    report, settings = Report(), []
+    for setting in SETTINGS:
+        pairs = {}
+        for name in setting.against:
+            if report.paired(*setting.of(name)):
+                better, worse = map(np.array, report.losses(*setting.of(name)))
+                pairs[name] = (better - worse).round(6).tolist()
+        settings.append({"label": setting.label, "pairs": pairs})
+    quantiles = [float(t.ppf(0.975, n - 1)) for n in range(2, 31)]
+    return {
+        "settings": settings,
+        "baselines": list(BASELINES),
+        "quantiles": quantiles,
+    }
+
+
+# what a figure draws and does not compute
+DATA = {"depth": _growth, "pairs": _pairs}
 COLOURS = {
     "first": colour_of("softmax attention"),
     "second": colour_of("boosted attention"),
@@ -125,7 +166,10 @@ COLOURS = {
 def _row(name, label, *slider) -> str:
     """One input with its label."""
     if isinstance(slider[0], tuple):
-        choices = "".join(f'<option value="{i}">{html.escape(one)}</option>' for i, one in enumerate(*slider))
+        choices = "".join(
+            f'<option value="{i}">{html.escape(one)}</option>'
+            for i, one in enumerate(*slider)
+        )
         return f'<label>{html.escape(label)}<select name="{name}">{choices}</select></label>'
     if len(slider) == 1:
         checked = " checked" if slider[0] else ""
@@ -138,7 +182,7 @@ def _row(name, label, *slider) -> str:
 def play(name: str) -> HTML:
     """Return a figure to play with, one of `FIGURES`."""
     alt, height, inputs = FIGURES[name]
-    rows = "".join(_row(*one) for one in inputs)
+    rows = "".join(_row(*one) for one in (inputs() if callable(inputs) else inputs))
     given = COLOURS | ({"data": DATA[name]()} if name in DATA else {})
     common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
     return HTML(

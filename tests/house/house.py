@@ -25,8 +25,9 @@ from nbdev_pages import split_cell, tags_of, test_flags, with_short_docstrings
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
 RESULTS = "18_perplexity.ipynb"  # shows what the records say; what its tables are made with is in nbs/support
 CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
-MOST_WORDS = 5000  # of a chapter
-SHORTER = {"16_comparison.ipynb": 4000, "17_experiments.ipynb": 4000, "18_perplexity.ipynb": 1500}
+MOST_WORDS = 3500  # of a chapter
+ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with chapter 18, what everybody reads
+SHORTER = {f"{name}.ipynb": 3000 for name in ROUTE} | {"18_perplexity.ipynb": 1500}
 MOST_LINES = 40  # of a cell that the page shows
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
 GROUND = "ground"  # written by hand, under the book: whoever wants may import it, and it imports no chapter

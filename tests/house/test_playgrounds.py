@@ -1,6 +1,5 @@
 """The figures to play with compute, in a browser, what the library computes; and they answer to hand and keyboard."""
 
-import json
 import math
 
 import pytest
@@ -14,6 +13,8 @@ from gbattn.least_squares import hat_matrix
 from gbattn.signal import recursion
 from gbattn.smoothers import bias_variance, kernel_smoother
 from support.playgrounds import COLOURS, FIGURES, play
+from support.reports import Report, percent
+from support.verdicts import BASELINES, SETTINGS
 
 EXACT = 1e-9
 
@@ -34,7 +35,7 @@ def compute(page):
 
     def call(name, **values):
         told = page.evaluate(f"v => document.querySelector('#play-{name}').compute(v)", values)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in json.loads(json.dumps(told)).items()}
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in told.items() if value is not None}
 
     return call
 
@@ -92,6 +93,20 @@ def test_the_growth_through_depth_is_the_librarys(compute, place, alpha):
         assert len(found[name]) == 21 and (found[name] / wanted.flatten() - 1).abs().max() < 1e-3
 
 
+def test_the_pairs_and_their_interval_are_those_of_the_report(compute):
+    report, shown = Report(), 0
+    for place, setting in enumerate(SETTINGS):
+        for column, name in enumerate(BASELINES):
+            found = compute("pairs", setting=place, baseline=column)
+            row = report.difference(*setting.of(name)) if name in setting.against else None
+            assert found["n"] == (row.pairs if row else 0)
+            if row and row.pairs > 1:
+                wanted = [percent(x) for x in (row.difference, row.low, row.high)]
+                assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
+                shown += 1
+    assert shown > 40
+
+
 @pytest.mark.parametrize("sign", [False, True])
 def test_the_second_round_is_that_of_the_layer(compute, sign):
     values = dict(x=1.1, y=-0.7, sharp=1.3, sharper=2.4, gate=0.35, sign=sign)
@@ -120,10 +135,10 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     root = page.locator(f"#play-{name}")
     seen = lambda: (root.locator("svg").inner_html(), root.locator("p").inner_text())
     start = seen()
-    slider = root.locator("input[type=range]").first
-    slider.focus()
+    first = root.locator("input, select").first
+    first.focus()
     for _ in range(3):
-        slider.press("ArrowRight")
+        first.press("ArrowDown" if name == "pairs" else "ArrowRight")
     assert seen()[0] != start[0]
     root.locator("button").click()
     assert seen() == start
@@ -145,4 +160,4 @@ def test_a_point_is_dragged(page, name, moved):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_small(name):
-    assert len(play(name).data) < 15_000
+    assert len(play(name).data) < 40_000

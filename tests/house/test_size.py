@@ -43,8 +43,8 @@ def longest(found, most):
 
 
 def test_modules_are_short():
-    """Aim: 900 lines."""
-    assert not longest(((str(path.relative_to(ROOT)), len(path.read_text().splitlines())) for path in MODULES), 1120)
+    """At most 900 lines."""
+    assert not longest(((str(path.relative_to(ROOT)), len(path.read_text().splitlines())) for path in MODULES), 900)
 
 
 def test_classes_are_short():
@@ -76,8 +76,8 @@ def test_a_reader_sees_what_a_page_exports():
 
 
 def test_folded_cells_are_short():
-    """Aim: none of more than 40 lines."""
-    assert sum(n > 40 for _, shown, n in exported_cells() if shown != "open") <= 44
+    """At most 40 lines: longer ones are cut where a reader would."""
+    assert all(n <= 40 for _, shown, n in exported_cells() if shown != "open")
 
 
 CHECKS = re.compile(r"_?check\w*$|_?require$")
@@ -105,7 +105,7 @@ def test_checks_are_a_small_part_of_the_code():
         tree = ast.parse(text)
         code += len(lines_of(as_one(tree, text), text))
         checks += sum(node.end_lineno - node.lineno + 1 for node in ast.walk(tree) if is_check(node))
-    assert checks / code <= 0.12
+    assert checks / code <= 0.1
 
 
 def frames(call):
