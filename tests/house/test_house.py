@@ -152,9 +152,7 @@ def test_the_laboratory_is_read_by_the_laws_of_names(small_house):
 
 
 def test_an_import_from_an_earlier_chapter_or_from_outside_is_fine(small_house):
-    small_house.files["gbattn/first.py"] = (
-        "import torch\nfrom .floor import one\nfrom gbattn import floor, __version__"
-    )
+    small_house.files["gbattn/first.py"] = "import torch\nfrom .floor import one\nfrom gbattn import floor, __version__"
     assert house.imports_point_backwards(small_house.built()) == []
 
 
@@ -287,7 +285,7 @@ def test_a_cell_on_the_page_that_is_long(small_house):
     for flag in ("#| hide", "#| code-fold: true"):
         cell.source = "\n".join([flag, *["assert True"] * (most + 1)])
         assert not house.cells_on_a_page_are_short(small_house.built())
-    documented = ['def one():', '    """Return one.', "", *["    Words."] * most, '    """', "    return 1"]
+    documented = ["def one():", '    """Return one.', "", *["    Words."] * most, '    """', "    return 1"]
     cell.source = "\n".join(documented)
     only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 8")
     cell.source = "\n".join(["#| export", *documented])  # of which the page shows the summary
