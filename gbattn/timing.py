@@ -539,15 +539,15 @@ def _measures(model, batch: Batch, weights, found) -> dict[str, list[float]]:
     }
 
 # %% ../nbs/21_timing.ipynb #5c60e1b3
-def _against_the_end(seen: list[tuple]) -> dict[str, list]:
+def _against_the_end(history: list[tuple]) -> dict[str, list]:
     """The distance of attention weights from the final ones, and the agreement of
     features with the final ones, at each time."""
-    last, end = seen[-1]
+    last, end = history[-1]
     apart = [
         [divergence(A, B)[:, 1:].mean().item() for A, B in zip(weights, last)]
-        for weights, _ in seen
+        for weights, _ in history
     ]
-    return {"to_end": apart, "maturity": [linear_cka(x, end) for _, x in seen]}
+    return {"to_end": apart, "maturity": [linear_cka(x, end) for _, x in history]}
 
 # %% ../nbs/21_timing.ipynb #5f9b438a
 #| code-fold: true
@@ -581,7 +581,7 @@ class Specialisation:
         self.batch, self.at = Batch(*batch), sorted({*at})
         check(at=(self.at, list_of(_STEP)))
         self.multiplier, self.steps, self.curves = multiplier, [], {}
-        self._seen, self._start = [], None
+        self._history, self._start = [], None
 
     def __repr__(self) -> str:
         return f"Specialisation(at={self.at}, multiplier={self.multiplier!r})"
@@ -599,7 +599,7 @@ class Specialisation:
         now = _score_matrices(model, found["read"])
         self._start = now if self._start is None else self._start
         self.steps.append(step)
-        self._seen.append((weights, features))
+        self._history.append((weights, features))
         measures = _measures(model, self.batch, weights, found)
         for name, values in (measures | _drift(self._start, now)).items():
             self.curves.setdefault(name, []).append(values)
@@ -611,4 +611,4 @@ class Specialisation:
         the final ones, and ``maturity``, the linear CKA of the features that the upper
         half reads with the final ones."""
         require(len(self.steps) > 0, "observe", "no call of it", "one or more")
-        return {"step": self.steps, **self.curves, **_against_the_end(self._seen)}
+        return {"step": self.steps, **self.curves, **_against_the_end(self._history)}
