@@ -12,7 +12,6 @@ import torch
 from IPython.display import HTML
 
 from gbattn.conventions import colour_of
-from gbattn.signal import recursion
 
 FOLDER = Path(__file__).parent / "play"
 STYLE = """
@@ -110,6 +109,8 @@ DEPTHS = [*range(0, 65, 2)]
 
 def _growth() -> dict:
     """What the recursion of chapter 12 says of each normaliser at each depth."""
+    from gbattn.signal import recursion  # not above: a page's own layers would meet the library's in the registry
+
     norms = {"layernorm": recursion(64).forward_J[DEPTHS]}
     for name in ("dyt", "derf"):
         norms[name] = (
