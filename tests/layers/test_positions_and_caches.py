@@ -8,7 +8,6 @@ import torch
 from refusals import refused
 from test_layers import EXACT, D, H, layer_of, tokens
 
-from gbattn import layers
 from gbattn.attention import alibi, sliding_window
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.cache import KeyValueCache, StaticCache
@@ -143,7 +142,7 @@ def test_a_description_goes_through_layers_models_and_copies():
 @torch.no_grad()
 def test_a_model_computes_its_angles_once(monkeypatch):
     calls, plain = [], rotary_angles
-    monkeypatch.setattr(layers, "rotary_angles", lambda *a: calls.append(a) or plain(*a))
+    monkeypatch.setattr("gbattn.positions.rotary_angles", lambda *a: calls.append(a) or plain(*a))
     options = dict(vocab_size=9, d_model=D, n_heads=H, n_layers=4, positions="rotary")
     model, ids = LanguageModel(ModelConfig(**options, attention="boosted"), dtype=torch.float64), torch.arange(9)[None]
     together = model(ids)
