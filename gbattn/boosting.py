@@ -55,7 +55,7 @@ class Loss:
 
     def start(self, y, weights=None) -> torch.Tensor:
         """Return the constant estimate to start from, a scalar."""
-        return self.leaf(y, torch.zeros_like(y), *_given(weights))
+        return self.leaf(y, torch.zeros_like(y), *_weight_args(weights))
 
     def leaf(self, y, F, weights=None) -> torch.Tensor:
         """Return the constant to add to the estimates of a leaf's rows."""
@@ -81,7 +81,7 @@ _WIDTH: Rule = (
 )
 
 
-def _given(weights):
+def _weight_args(weights):
     return () if weights is None else (weights,)
 
 
@@ -505,13 +505,10 @@ def _last(machine, X):
 
 def _two_classes(y):
     """The two labels in y, and the place of each entry among them."""
-    from sklearn.utils.multiclass import (
-        check_classification_targets,
-        type_of_target,
-    )
+    from sklearn.utils import multiclass
 
-    check_classification_targets(y)
-    kind = type_of_target(y, input_name="y", raise_unknown=True)
+    multiclass.check_classification_targets(y)
+    kind = multiclass.type_of_target(y, input_name="y", raise_unknown=True)
     if kind != "binary":  # the sentence is scikit-learn's own
         raise ValueError(
             f"Only binary classification is supported. The type of the target is {kind}."
@@ -710,7 +707,8 @@ class _Classifier(_ClassifierOptions):
 
     def predict(self, X):
         """Return the more probable label of each row of X, shape (n_samples,)."""
-        return self.classes_[(_last(self, X) > 0).astype(int)]
+        second = _last(self, X) > 0  # which says if it is not fitted
+        return self.classes_[second.astype(int)]
 
     def staged_predict(self, X):
         """Yield the labels predicted after each round, (n_samples,) each."""
