@@ -267,6 +267,7 @@ def recall_batch(
     return tokens, known
 
 # %% ../nbs/09_retrieval.ipynb #8051be64
+#| code-fold: true
 def train_together(
     models: Sequence[nn.Module],
     draw: Callable[[], tuple[torch.Tensor, ...]],
@@ -357,6 +358,7 @@ _TOKEN = (
 )
 
 # %% ../nbs/09_retrieval.ipynb #ba660d0d
+#| code-fold: true
 def attention_view(
     tokens: Sequence[str], rounds: dict[str, torch.Tensor], *, at: int = -1
 ) -> str:

@@ -115,28 +115,6 @@ def test_thm_pointer(p):
     return pointed(p)
 
 
-def halfway(p, middle=0):
-    n, i, d, b = p
-    angle = 2 * np.pi * np.arange(n) / n
-    circle = np.exp(1j * angle)  # the plane as complex numbers
-    asked = b * (circle[i] + circle[(i + 2 * d) % n]) / 2 * circle[1]
-    scores = (asked * circle.conj()).real
-    assert scores.argmax() == (i + d + 1) % n  # the middle, and no successor
-    expected = b * np.cos(2 * np.pi * d / n) * np.cos(2 * np.pi * (np.arange(n) - 1 - i - d - middle) / n)
-    return scores, expected
-
-
-circles = st.integers(5, 40).flatmap(
-    lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, (n - 1) // 4), st.floats(0.5, 50.0))
-)
-
-
-@claim(circles, tolerance=1e-12, mutant=lambda p: halfway(p, middle=1))
-def test_prop_halfway(p):
-    """The score of every place, and which is largest. Mutant: the middle is one place on."""
-    return halfway(p)
-
-
 def posterior_mean(seed, power=2):
     """Attention against Bayes' rule, from normal densities, one feature after the other."""
     rng = np.random.default_rng(seed)
