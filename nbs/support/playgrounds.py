@@ -109,7 +109,8 @@ DEPTHS = [*range(0, 65, 2)]
 
 def _growth() -> dict:
     """What the recursion of chapter 12 says of each normaliser at each depth."""
-    from gbattn.signal import recursion  # not above: a page's own layers would meet the library's in the registry
+    # not above, where a page's own layers would meet the library's in the registry
+    from gbattn.signal import recursion
 
     norms = {"layernorm": recursion(64).forward_J[DEPTHS]}
     for name in ("dyt", "derf"):
