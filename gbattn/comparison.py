@@ -533,7 +533,7 @@ def equivalent(
 ) -> bool:
     """Return whether paired differences show that two arms differ by less than a
     margin: each of two one-sided t tests, against −margin and against margin, rejects
-    at level 1 − `confidence` (Schuirmann, 1987). An undecided difference does not
+    at level 1 − `confidence` (Schuirmann, 1987). An open difference does not
     show it.
     """
     one_sided = number("a number from 0.5 to 1", lambda x: 0.5 < x < 1)

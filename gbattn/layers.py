@@ -118,7 +118,7 @@ class AttentionInputs(NamedTuple):
     """
 
     x: torch.Tensor  #: (B, T, D), queries are computed from it
-    source: torch.Tensor  #: (B, S, D), keys and values are: x or the context
+    source: torch.Tensor  #: (B, S, D), x or the context, read by k and v
     mask: torch.Tensor | None
     causal: bool
     angles: tuple[torch.Tensor, torch.Tensor] | None  #: of queries, keys

@@ -77,7 +77,7 @@ class RoutingRound(NamedTuple):
 
     @property
     def advantage(self) -> torch.Tensor:
-        """What a step of size η adds to a score, over η α: E_α[b_i] − b_ij."""
+        """What a step of size η adds to a score, over η α, E_α[b_i] − b_ij."""
         return _below_mean(self.weights, self.b)
 
     @property
@@ -92,14 +92,14 @@ class RoutingRound(NamedTuple):
 
     @property
     def b_change(self) -> torch.Tensor:
-        """The change in b from a value step of size 1: −Σ_k α_kj u_i · u_k.
+        """The change in b from a value step of size 1, −Σ_k α_kj u_i · u_k.
 
         The errors u are held fixed."""
         return -self.u @ self.predicted_value_gradient.mT
 
     @property
     def advantage_change(self) -> torch.Tensor:
-        """The change in the advantage from that step: E_α[Δb_i] − Δb_ij.
+        """The change in the advantage from that step, E_α[Δb_i] − Δb_ij.
 
         The weights and errors are held fixed; under the weights, each row has mean 0."""
         return _below_mean(self.weights, self.b_change)
