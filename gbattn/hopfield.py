@@ -272,6 +272,7 @@ class CapacityCurve(NamedTuple):
     wrong_patterns: torch.Tensor
 
 # %% ../nbs/04_hopfield.ipynb #df552dc0
+#| code-fold: true
 def _noisy(patterns, corruption: float, generator) -> torch.Tensor:
     """The patterns, each with the same number of random bits flipped."""
     order = torch.rand(patterns.shape, generator=generator).argsort(-1)

@@ -57,7 +57,7 @@ for attention in ("multi_head", "linear", "twicing", "boosted"):
 try:
     model.save_pretrained("model")
 except ValueError as error:
-    assert "pip install 'gbattn[train]'" in str(error)
+    assert "pip install 'gbattn[train]" in str(error)
 else:
     raise AssertionError("safetensors is there")
 """

@@ -99,7 +99,7 @@ FIGURES = {
             ("sharp", "sharpness, first", 0, 4, 0.1, 0.8),
             ("sharper", "second", 0, 30, 0.5, 12),
             ("gate", "gate", 0, 1, 0.05, 0.8),
-            ("sign", "read F − x, with the projections negated", False),
+            ("sign", "read x + F, values and output negated", False),
         ],
     ),
 }

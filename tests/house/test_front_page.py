@@ -69,7 +69,7 @@ def findings_of(pattern, text):
 def test_both_have_the_same_findings_with_the_same_verdicts():
     in_book = findings_of(IN_BOOK, PROSE)
     assert in_book == findings_of(IN_README, README)
-    assert len(in_book) == 4
+    assert len(in_book) == 5
     assert {verdict for verdict, _, _ in in_book} <= {"held", "did not hold", "open", "seen"}
     assert all(len(chapters) == 1 for _, _, chapters in in_book)
 

@@ -5,11 +5,11 @@
   const attended = (from, to, sharp) => from.map(q => softmax(to.map(k => sharp * dot(q, k) / Math.SQRT2)));
   return {
     compute: v => {
-      const X = [[v.x, v.y], ...others], A = attended(X, X, v.sharp), F = matrix(A, X);
-      const sign = v.sign ? -1 : 1;  // of the residual, and of the three projections that read it
-      const r = X.map((p, i) => p.map((t, j) => sign * (t - F[i][j])));
-      const read = r.map(p => p.map(t => sign * t)), B = attended(read, read, v.sharper), c = matrix(B, read);
-      const output = F.map((p, i) => p.map((t, j) => t + v.gate * c[i][j]));
+      const sign = v.sign ? -1 : 1, scaled = (M, by) => M.map(p => p.map(t => by * t));  // of the values
+      const X = [[v.x, v.y], ...others], A = attended(X, X, v.sharp), F = matrix(A, scaled(X, sign));
+      const r = X.map((p, i) => p.map((t, j) => t - sign * F[i][j])), B = attended(r, r, v.sharper);
+      const c = matrix(B, scaled(r, sign));
+      const output = F.map((p, i) => p.map((t, j) => sign * (t + v.gate * c[i][j])));
       return {X, A: A[0], B: B[0], F: F[0], r: r[0], c: c[0], output: output[0]};
     },
     at: (x, y) => ({x: Math.max(-2, Math.min(2, (x - 300) / 105)), y: Math.max(-2, Math.min(2, (150 - y) / 62))}),
@@ -18,7 +18,8 @@
       let shown = rest.map((p, j) => line(...x, ...p, colours.first, 9 * A[j + 1], 'opacity=".55" stroke-linecap="round"')).join("");
       shown += rest.map((p, j) => circle(...p, 6, "currentColor", 'opacity=".6"')
         + circle(...p, 6 + 14 * Math.sqrt(B[j + 1]), "none", `stroke="${colours.second}" stroke-width="2"`)).join("");
-      shown += line(...f, ...x, colours.wrong, 2, 'stroke-dasharray="4 3"') + line(...f, ...out, colours.second, 4);
+      const kept = P(F.map(t => (v.sign ? -t : t)));  // what the output projection makes of F
+      shown += line(...kept, ...x, colours.wrong, 2, 'stroke-dasharray="4 3"') + line(...kept, ...out, colours.second, 4);
       shown += circle(...f, 7, colours.first) + text(f[0] + 10, f[1] + 18, "F", "start", colours.first);
       shown += circle(...out, 5, colours.second);
       return shown + circle(...x, 10, "currentColor", 'data-drag="x y" style="cursor:move;touch-action:none"')
@@ -26,7 +27,7 @@
     },
     tell: ({F, r, c, output}, v) => {
       const pair = p => `(${round(p[0], 2)}, ${round(p[1], 2)})`;
-      return `F = ${pair(F)}; the second round reads ${v.sign ? "F − x" : "x − F"} = ${pair(r)}; `
+      return `F = ${pair(F)}; the second round reads ${v.sign ? "x + F" : "x − F"} = ${pair(r)}; `
         + `correction ${pair(c)}; result ${pair(output)}.`;
     },
   };
