@@ -155,7 +155,7 @@ def _pairs() -> dict:
 
 # what a figure draws and does not compute
 DATA = {"depth": _growth, "pairs": _pairs}
-COLOURS = {
+GIVEN = {
     "first": colour_of("softmax attention"),
     "second": colour_of("boosted attention"),
     "wrong": "#8c8c8c",
@@ -185,12 +185,12 @@ def play(name: str) -> HTML:
     """Return a figure to play with, one of `FIGURES`."""
     alt, height, inputs = FIGURES[name]
     rows = "".join(_row(*one) for one in (inputs() if callable(inputs) else inputs))
-    given = COLOURS | ({"data": DATA[name]()} if name in DATA else {})
+    told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
     common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
     return HTML(
         f'<div class="play" id="play-{name}" role="group" aria-label="{html.escape(alt)}"><style>{STYLE}</style>'
         f'<svg viewBox="0 0 600 {height}" role="img" aria-label="{html.escape(alt)}"></svg>'
         f'<p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
         f"<script>{{\n{common}\nplay(document.currentScript.parentElement, (\n{own.rstrip().rstrip(';')}\n)"
-        f"({json.dumps(given)}));\n}}</script></div>"
+        f"({json.dumps(told)}));\n}}</script></div>"
     )

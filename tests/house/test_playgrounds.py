@@ -12,7 +12,7 @@ from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
 from gbattn.signal import recursion
 from gbattn.smoothers import bias_variance, kernel_smoother
-from support.playgrounds import COLOURS, FIGURES, play
+from support.playgrounds import FIGURES, GIVEN, play
 from support.reports import Report, percent
 from support.verdicts import BASELINES, SETTINGS
 
@@ -56,7 +56,7 @@ def test_the_smooth_of_a_wave_is_the_librarys(compute, rounds, lines):
     x = torch.linspace(0, 1, 25, dtype=torch.float64)[:, None]
     truth = 2 * x + 0.5 * torch.sin(2 * torch.pi * x)
     S = kernel_smoother(x, 0.11, degree=int(lines))
-    y = truth + 0.3 * torch.tensor(COLOURS["draws"], dtype=torch.float64)[:, None]
+    y = truth + 0.3 * torch.tensor(GIVEN["draws"], dtype=torch.float64)[:, None]
     found = compute("smooth", bandwidth=0.11, rounds=rounds, noise=0.3, lines=lines)
     wanted = bias_variance(boosted_smoother(S, rounds), truth, 0.3)
     assert (found["F"] - l2_boost(S, y, rounds)[:, 0]).abs().max() < EXACT
@@ -76,7 +76,7 @@ def test_the_path_of_a_state_is_the_librarys(compute, beta):
 def test_the_boosted_wave_and_its_risk_are_the_librarys(compute, place, rounds):
     x = torch.linspace(0, 1, 25, dtype=torch.float64)[:, None]
     truth, S = torch.sin(2 * torch.pi * x), kernel_smoother(x, 0.09)
-    y = truth + 0.5 * torch.tensor(COLOURS["draws"], dtype=torch.float64)[:, None]
+    y = truth + 0.5 * torch.tensor(GIVEN["draws"], dtype=torch.float64)[:, None]
     found = compute("boost", rounds=place, shrinkage=0.35, bandwidth=0.09, noise=0.5)
     assert found["M"] == rounds
     assert (found["F"] - l2_boost(S, y, rounds, 0.35)[:, 0]).abs().max() < EXACT

@@ -1,5 +1,5 @@
 // Chapter 5: boosting a smoother: the fit after M rounds, and the risk against the number of rounds.
-(colours => {
+(given => {
   const n = 25, x = Array.from({length: n}, (_, i) => i / (n - 1));
   const truth = x.map(t => Math.sin(2 * Math.PI * t)), counts = [...new Set(
     Array.from({length: 61}, (_, k) => Math.round(10 ** (k / 20))))];
@@ -9,7 +9,7 @@
     data: {x, truth},
     compute: v => {
       const S = smoother(x, v.bandwidth, false);
-      const y = truth.map((t, i) => t + v.noise * colours.draws[i]);
+      const y = truth.map((t, i) => t + v.noise * given.draws[i]);
       const M = counts[v.rounds];
       const step = S.map((row, i) => row.map((t, j) => (i === j) - v.shrinkage * t));
       const risks = [];
@@ -29,12 +29,12 @@
       const top = Math.max(...risks.map(r => r[1])), height = r => 215 - 175 * r / top;
       return path(x.map((t, i) => [across(t), down(truth[i])]), "currentColor", 1.5, 'stroke-dasharray="3 4"')
         + x.map((t, i) => circle(across(t), down(y[i]), 3, "currentColor", 'opacity=".55"')).join("")
-        + path(x.map((t, i) => [across(t), down(F[i])]), colours.second, 3)
+        + path(x.map((t, i) => [across(t), down(F[i])]), given.second, 3)
         + line(335, 215, 585, 215, "currentColor", 1) + line(335, 30, 335, 215, "currentColor", 1)
         + [1, 10, 100, 1000].map(m => text(right(m), 232, m, "middle")).join("")
-        + text(335, 22, "risk against rounds") + path(risks.map(([m, r]) => [right(m), height(r)]), colours.first)
-        + line(right(best[0]), height(best[1]), right(best[0]), 215, colours.first, 1, 'stroke-dasharray="2 3"')
-        + circle(right(M), height(risks.find(r => r[0] === M)[1]), 6, colours.second);
+        + text(335, 22, "risk against rounds") + path(risks.map(([m, r]) => [right(m), height(r)]), given.first)
+        + line(right(best[0]), height(best[1]), right(best[0]), 215, given.first, 1, 'stroke-dasharray="2 3"')
+        + circle(right(M), height(risks.find(r => r[0] === M)[1]), 6, given.second);
     },
     tell: ({M, risk, best}) => `Risk ${round(risk, 3)} after ${M} round${M > 1 ? "s" : ""}; the least of this curve, ${round(best[1], 3)}, is at ${best[0]}.`,
     label: {rounds: k => counts[k], bandwidth: t => t.toFixed(3)},

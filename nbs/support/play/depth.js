@@ -1,9 +1,9 @@
 // Chapter 12: how far a perturbation grows on its way through the blocks, by normaliser and slope; from the recursion.
-(colours => {
-  const {alphas, norms, depths} = colours.data, most = depths.at(-1);
+(given => {
+  const {alphas, norms, depths} = given.data, most = depths.at(-1);
   const across = l => 50 + 530 * l / most, down = J => 235 - 62 * Math.log10(J);
   const names = {layernorm: "LayerNorm", dyt: "DyT", derf: "Derf"};
-  const inks = {layernorm: "currentColor", dyt: colours.first, derf: colours.second};
+  const inks = {layernorm: "currentColor", dyt: given.first, derf: given.second};
   return {
     compute: v => Object.fromEntries(Object.entries(norms).map(
       ([name, found]) => [name, (name === "layernorm" ? found : found[v.alpha]).slice(0, depths.indexOf(v.depth) + 1)])),

@@ -1,6 +1,6 @@
 // Chapter 18: choose a setting and a baseline, and see each pair of runs.
-(colours => {
-  const {settings, baselines, quantiles} = colours.data, percent = x => 100 * (Math.exp(x) - 1);
+(given => {
+  const {settings, baselines, quantiles} = given.data, percent = x => 100 * (Math.exp(x) - 1);
   const across = p => 300 + 13 * Math.max(-22, Math.min(22, p));
   return {
     compute: v => {
@@ -14,8 +14,8 @@
       [-20, -10, 0, 10, 20].map(p => line(across(p), 20, across(p), 110, "currentColor", 1, 'opacity=".3"')
         + text(across(p), 130, `${round(p, 0)} %`, "middle")).join("")
       + text(20, 14, "← boosted better") + text(580, 14, "baseline better →", "end")
-      + (n < 2 ? "" : line(across(low), 80, across(high), 80, colours.second, 4) + circle(across(mean), 80, 7, colours.second))
-      + pairs.map(x => circle(across(percent(x)), 48, 5, colours.first, 'opacity=".6"')).join(""),
+      + (n < 2 ? "" : line(across(low), 80, across(high), 80, given.second, 4) + circle(across(mean), 80, 7, given.second))
+      + pairs.map(x => circle(across(percent(x)), 48, 5, given.first, 'opacity=".6"')).join(""),
     tell: ({n, mean, low, high}, v) => n < 2
       ? `Boosted attention and this baseline have ${n ? "one pair" : "no pair"} of runs in this setting.`
       : `${n} pairs, ${settings[v.setting].label}: ${round(mean, 1)} % `

@@ -1,5 +1,5 @@
 // Chapter 4: a state that is replaced by its softmax average of stored patterns, again and again.
-(colours => {
+(given => {
   const patterns = [[1, 0], [0.31, 0.95], [-0.81, 0.59], [-0.81, -0.59], [0.31, -0.95]];
   const across = t => 300 + 110 * t, down = y => 145 - 110 * y;
   const inverse = b => 10 ** b;
@@ -14,9 +14,9 @@
     at: (x, y) => ({x: Math.max(-1.2, Math.min(1.2, (x - 300) / 110)), y: Math.max(-1.2, Math.min(1.2, (145 - y) / 110))}),
     draw: ({states, weights}) => {
       const P = p => [across(p[0]), down(p[1])];
-      return patterns.map((p, j) => line(...P(states[0]), ...P(p), colours.first, 8 * weights[j], 'opacity=".5"')).join("")
-        + patterns.map(p => circle(...P(p), 7, colours.first)).join("")
-        + path(states.map(P), colours.second) + states.slice(1).map(p => circle(...P(p), 4, colours.second)).join("")
+      return patterns.map((p, j) => line(...P(states[0]), ...P(p), given.first, 8 * weights[j], 'opacity=".5"')).join("")
+        + patterns.map(p => circle(...P(p), 7, given.first)).join("")
+        + path(states.map(P), given.second) + states.slice(1).map(p => circle(...P(p), 4, given.second)).join("")
         + circle(...P(states[0]), 10, "currentColor", 'data-drag="x y" style="cursor:move;touch-action:none"');
     },
     tell: ({states, beta}) => {

@@ -1,5 +1,5 @@
 // Chapter 8: a token among others; one round of attention, its residual, and a gated second round.
-(colours => {
+(given => {
   const others = [[-1.6, -0.9], [-1.2, 1.1], [0.4, 1.5], [1.7, 0.3], [0.7, -1.4]];
   const across = t => 300 + 105 * t, down = y => 150 - 62 * y;
   const attended = (from, to, sharp) => from.map(q => softmax(to.map(k => sharp * dot(q, k) / Math.SQRT2)));
@@ -15,13 +15,13 @@
     at: (x, y) => ({x: Math.max(-2, Math.min(2, (x - 300) / 105)), y: Math.max(-2, Math.min(2, (150 - y) / 62))}),
     draw: ({X, A, B, F, c, output}, v) => {
       const P = p => [across(p[0]), down(p[1])], [x, ...rest] = X.map(P), f = P(F), out = P(output);
-      let shown = rest.map((p, j) => line(...x, ...p, colours.first, 9 * A[j + 1], 'opacity=".55" stroke-linecap="round"')).join("");
+      let shown = rest.map((p, j) => line(...x, ...p, given.first, 9 * A[j + 1], 'opacity=".55" stroke-linecap="round"')).join("");
       shown += rest.map((p, j) => circle(...p, 6, "currentColor", 'opacity=".6"')
-        + circle(...p, 6 + 14 * Math.sqrt(B[j + 1]), "none", `stroke="${colours.second}" stroke-width="2"`)).join("");
+        + circle(...p, 6 + 14 * Math.sqrt(B[j + 1]), "none", `stroke="${given.second}" stroke-width="2"`)).join("");
       const kept = P(F.map(t => (v.sign ? -t : t)));  // what the output projection makes of F
-      shown += line(...kept, ...x, colours.wrong, 2, 'stroke-dasharray="4 3"') + line(...kept, ...out, colours.second, 4);
-      shown += circle(...f, 7, colours.first) + text(f[0] + 10, f[1] + 18, "F", "start", colours.first);
-      shown += circle(...out, 5, colours.second);
+      shown += line(...kept, ...x, given.wrong, 2, 'stroke-dasharray="4 3"') + line(...kept, ...out, given.second, 4);
+      shown += circle(...f, 7, given.first) + text(f[0] + 10, f[1] + 18, "F", "start", given.first);
+      shown += circle(...out, 5, given.second);
       return shown + circle(...x, 10, "currentColor", 'data-drag="x y" style="cursor:move;touch-action:none"')
         + text(x[0] + 14, x[1] - 8, "x");
     },
