@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['simplex_tokens', 'mean_overlap', 'overlap_drift', 'random_projection', 'random_attention', 'RandomHeads', 'evolve',
-           'simplex_drift']
+           'simplex_drift', 'flow_velocity']
 
 # %% ../nbs/27_particles.ipynb #513a7afa
 from collections.abc import Callable, Iterator
@@ -336,3 +336,48 @@ def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
     f = weights.square().sum((-2, -1)).mean() / n
     c = (weights.sum(-2).square().sum(-1).mean() / n - f) / (n - 1)
     return (1 - overlap) * (overlap * (1 - f) + c)
+
+# %% ../nbs/27_particles.ipynb #b92303d2
+def flow_velocity(
+    x: torch.Tensor,
+    update: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    step: float,
+) -> torch.Tensor:
+    """Return the velocity of the flow that layers x ← N(x + η u(x)) follow up to O(η²).
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Tokens of length 1, shape (…, n, d).
+    update : callable
+        u, differentiable and without noise, from tokens to a tensor of their shape.
+    step : float
+        η, 0 or more; 0 gives the plain flow, whose error is O(η).
+
+    Returns
+    -------
+    torch.Tensor
+        b − η (½ ∇_b b + ⟨x, u⟩ b) with b = u − ⟨x, u⟩ x, shape (…, n, d).
+
+    Notes
+    -----
+    Source: Proposition "Three limits" of chapter 27.
+    """
+    check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
+    check(step=(step, NOT_NEGATIVE))
+
+    def along(x, u):
+        return (x * u).sum(-1, keepdim=True)
+
+    def b_of(x):
+        u = update(x)
+        return u - along(x, u) * x
+
+    b = b_of(x)
+    if step == 0:
+        return b
+    grad = x.requires_grad
+    change = torch.autograd.functional.jvp(b_of, x, b, create_graph=grad)[1]
+    turned = change - along(x, change) * x
+    return b - step * (turned / 2 + along(x, update(x)) * b)

@@ -12,9 +12,11 @@ from scipy.special import gammaln, hyp2f1
 from torch.nn.functional import normalize
 
 from claims import claim
+from gbattn.ground.arguments import ArgumentError
 from gbattn.particles import (
     RandomHeads,
     evolve,
+    flow_velocity,
     mean_overlap,
     overlap_drift,
     random_attention,
@@ -203,7 +205,40 @@ def test_thm_cosine(p):
     return cosine(p, 0.5)
 
 
+def smooth(x):
+    return (2 * x @ x.mT).softmax(-1) @ x
+
+
+def limits(p, step_of):
+    """A layer against the flow through it, over η²; mean and covariance of a step with noise, by all derivatives."""
+    step, x, z = 1e-3, p.x, smooth(p.x)
+    layer, flow = normalize(x + step * z, dim=-1), x
+    for _ in range(4):  # by the midpoint rule
+        middle = flow + step / 8 * flow_velocity(flow, smooth, step=step_of(step))
+        flow = flow + step / 4 * flow_velocity(normalize(middle, dim=-1), smooth, step=step_of(step))
+    noisy = lambda W: normalize(x + z @ W.view(-1, p.d, p.d).mT, dim=-1).flatten(1)
+    change = gradient(noisy, p.d**2)
+    P = torch.eye(p.d, dtype=F64) - x[:, :, None] * x[:, None, :]
+    covariance = torch.einsum("ij,iab,jbc->iajc", z @ z.mT, P, P).flatten(2).flatten(0, 1)
+    left = [(layer - flow) / step**2, curvature(noisy, p.d**2, 1 / p.d), change.mT @ change]
+    right = [torch.zeros_like(x), -(p.d - 1) / (2 * p.d) * z.square().sum(-1, keepdim=True) * x, covariance]
+    return torch.cat([part.flatten() for part in left]), torch.cat([part.flatten() for part in right])
+
+
+@claim(tokens, tolerance=2e-2, mutant=lambda p: limits(p, lambda step: 0), examples=20)
+def test_prop_three_limits(p):
+    """A layer ends O(η³) from the corrected flow; noise has the drift and covariance stated. Mutant: the plain flow."""
+    return limits(p, lambda step: step)
+
+
 # ---------------------------------------------------------------- random heads
+
+
+def test_a_flow_that_cannot_be_taken_is_refused():
+    for x, step, argument in ((torch.ones(3), 0.1, "x"), (torch.ones(2, 3), -0.1, "step")):
+        with pytest.raises(ArgumentError) as refused:
+            flow_velocity(x, smooth, step=step)
+        assert refused.value.argument == argument
 
 
 def test_projections_have_the_law_of_a_gaussian_matrix():
