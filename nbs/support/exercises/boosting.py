@@ -303,7 +303,17 @@ def _():
     "A mask acts entry by entry and can raise a rank. So the limit binds where all may attend to all.",
 )
 def _():
-    yield [4, 32]
+    from gbattn.layers import LinearAttention
+
+    def rank(causal):
+        (one,) = (
+            LinearAttention(16, 4)
+            .explain(torch.randn(1, 32, 16), causal=causal)
+            .rounds
+        )
+        return int(torch.linalg.matrix_rank(one.weights).max())
+
+    yield [rank(causal=False), rank(causal=True)]
     yield (
         [4, 4],
         "A mask is no product of features. A triangle with a positive diagonal: what is its determinant?",

@@ -53,6 +53,22 @@ def _():
 
 
 @exercise(
+    "11.3",
+    "the mean square of the residual stream, from the number n of sublayers",
+    "The stream grows like √n, whatever the sublayers return: only their directions count.",
+    on=lambda: [(4,), (32,)],
+)
+def _():
+    yield lambda n: 1 + n
+    yield lambda n: n, "The stream has a mean square of one before the first."
+    yield lambda n: (1 + n) ** 0.5, "That is its size. The mean square is wanted."
+    yield (
+        lambda n: (1 + n) ** 2,
+        "The corrections are uncorrelated: their mean squares add up, not their sizes.",
+    )
+
+
+@exercise(
     "11.4",
     "the factor a, from n and τ",
     "For many sublayers it is nearly τ√n.",
@@ -243,6 +259,33 @@ def _():
     yield 4 * 6, "Continuations multiply."
 
 
+@exercise(
+    "13.4",
+    "the width that matches with the head, and the one without",
+    "A wider model pays for a wider head, too. What is counted decides what is fair.",
+)
+def _():
+    from gbattn.language_model import ModelConfig, model_cost
+
+    def training(width, head, **options):
+        config = ModelConfig(vocab_size=16_384, d_model=width, **options)
+        flops = model_cost(config).training_flops / config.max_length
+        return flops - (0 if head else 6 * config.vocab_size * width)
+
+    widths = range(256, 384, 4)
+    matched = []
+    for head in (True, False):
+        goal = training(256, head, attention="boosted")
+        matched.append(min(widths, key=lambda d: abs(training(d, head) - goal)))
+    yield matched
+    yield (
+        matched[::-1],
+        "The two are exchanged. A wider model pays for a wider head, too.",
+    )
+    yield [256, ANY], "The first: at equal width the boosted model does more."
+    yield [ANY, matched[0]], "The second: without the head more width is needed."
+
+
 # ---- 14 Corpora, 15 Training ----
 
 
@@ -310,6 +353,28 @@ def _():
         [ANY, 15 * (windows // 32)],
         "The second: windows that are left go into the next pass.",
     )
+
+
+@exercise(
+    "15.3",
+    "how far the first weight travels, in units of η, and the other one",
+    "One large gradient moves a weight for thirty steps, since v forgets it more slowly than m.",
+)
+def _():
+    def travelled(gradients, beta1=0.9, beta2=0.999):
+        m = v = w = 0.0
+        for t, g in enumerate(gradients, 1):
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+            w += m / (1 - beta1**t) / (math.sqrt(v / (1 - beta2**t)) + 1e-8)
+        return w
+
+    yield [travelled([1.0] + 3000 * [0.0]), travelled(100 * [1.0])]
+    yield [1.0, ANY], "The first: m remembers the gradient after the step."
+    yield (
+        [10.0, ANY],
+        "The first: the memory of m adds up to ten gradients, but the bias of both means is mended, too.",
+    )
+    yield [ANY, 1.0], "The second makes a step of η each time."
 
 
 # ---- 16 How to compare ----
@@ -398,6 +463,50 @@ def _():
         "The second: 95 % is how often the interval holds the true difference, not how often it leaves zero out.",
     )
     yield [ANY, ANY, most - 1], "The third: one pair fewer falls just short."
+
+
+@exercise(
+    "16.5",
+    "the width of the baseline over that of the boosted model",
+    "A long text makes attention the larger part, and attention costs in proportion to the width.",
+)
+def _():
+    ratio = lambda tau: (-tau + (tau**2 + 48 * tau + 204) ** 0.5) / 12
+    yield ratio(16)
+    yield (
+        ratio(1),
+        "That is for τ = 1, a text as long as the model is wide. Here τ is 4096/256.",
+    )
+    yield (
+        ratio(1 / 16),
+        "τ is the length over the width, not the width over the length.",
+    )
+    yield ratio(4096), "τ is the length over the width: 4096/256."
+
+
+@exercise(
+    "16.6",
+    "the seeming advantage in nats",
+    "As large as a run's own noise, for nothing. So a rate is chosen on other runs than those reported.",
+)
+def _():
+    from scipy.integrate import quad
+    from scipy.stats import norm
+
+    least = lambda n: quad(
+        lambda z: z * n * norm.pdf(z) * norm.sf(z) ** (n - 1), -9, 9
+    )[0]
+    yield -0.004 * least(4)
+    yield -0.004 * least(2), "That is the better of two."
+    yield (
+        -0.004 * least(4) / 2,
+        "It is not the mean of four that is reported, but the best.",
+    )
+    yield (
+        0.0,
+        "Equally good rates give different losses. The best of them is reported.",
+    )
+    yield -least(4), "That is in standard deviations of a run."
 
 
 # ---- 17 Experiments as data ----
@@ -495,7 +604,7 @@ def _():
 
 @exercise(
     "18.3",
-    "the number of pairs",
+    "the pairs that decide it nine times in ten",
     "Three times the runs, for a difference of one per cent. That is why it is open.",
 )
 def _():
@@ -590,4 +699,20 @@ def _():
     yield (
         "wider",
         "A wider model says whether weights or FLOPs explain it. Which token does it provide?",
+    )
+
+
+# ---- 19 What the correction learns ----
+
+
+@exercise(
+    "19.1",
+    "whether a step with a positive cosine can raise the loss of the three examples",
+    "A cosine speaks of small steps. So the page also measures what the whole step does.",
+)
+def _():
+    yield "yes"
+    yield (
+        "no",
+        "Downhill at the start says nothing of a long step. Follow it further.",
     )

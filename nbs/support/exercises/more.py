@@ -84,8 +84,12 @@ def _():
     "The price is the share of a bit of code that a token gives back, and the prior cancels.",
 )
 def _():
+    from gbattn.ecologies import TaskEcology, split_thresholds
+
+    laws = torch.tensor([[[0.5, 0.5, 0.0]], [[0.5, 0.0, 0.5]]])
+    states = TaskEcology(laws, torch.tensor([0.3, 0.7]))
     entropy = lambda x: -x * math.log2(x) - (1 - x) * math.log2(1 - x)
-    yield 0.5
+    yield split_thresholds(states, torch.arange(2))[0, 1].item()
     yield (
         0.5 * entropy(0.3),
         "That is the gain. Divide it by the code's length, the entropy of λ.",
@@ -135,6 +139,29 @@ def _():
         "That stretches the second direction. It is to be squeezed, s ≤ 1.",
     )
     yield 0.91, "That is 1 − D², the trace. Solve for s."
+
+
+@exercise(
+    "29.2",
+    "the largest factor by which a weight can be off, from c, B, ρ and L",
+    "An error of scores counts twice in a weight: above and below the line.",
+    on=lambda: [(1.0, 1.0, 0.5, 3), (0.3, 2.0, 0.8, 6)],
+)
+def _():
+    left = lambda c, B, rho, L: c * B * rho**L / (1 - rho)
+    yield lambda c, B, rho, L: math.exp(2 * left(c, B, rho, L))
+    yield (
+        lambda c, B, rho, L: math.exp(left(c, B, rho, L)),
+        "The normaliser changes as well as the numerator.",
+    )
+    yield (
+        left,
+        "That is the error of a score. A weight is its exponential over a sum of such.",
+    )
+    yield (
+        lambda c, B, rho, L: math.exp(2 * c * B * rho**L),
+        "That is the first level left out. Sum over all of them.",
+    )
 
 
 @exercise(

@@ -146,7 +146,7 @@ def _():
 
 
 @exercise(
-    "02.3",
+    "02.2",
     "what each round but the first multiplies the error by",
     "Keys at right angles would need one round; the nearer two keys are, the slower.",
 )
