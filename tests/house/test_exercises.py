@@ -1,0 +1,189 @@
+"""The exercises: right answers are right, typical wrong ones get a hint of their own, and pages and checks agree."""
+
+import math
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+from house import ROUTE, directives, notebooks, pages
+from support import exercises
+from support.exercises.table import EXERCISES, Exercise, as_numbers, general_hint
+
+ROOT = Path(__file__).parents[2]
+GENERAL = re.compile(
+    r"Wanted is|Its shape is|Its size is right|It holds what|It is (off by|one over|nearly|too|right but)"
+    r"|The numbers are right|Right so far|None of its|The function raises"
+)
+# In each of these a reader can check two answers or more.
+CHECKED = [*(f"{n:02}" for n in range(1, 6)), "06a", "06b", "06c", *(f"{n:02}" for n in range(6, 14)), "16", "18"]
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """Number of each exercise on a page: its label, its effort, and the code of its solution."""
+    found = {}
+    for path, cells in pages(ROOT).items():
+        chapter, n, number = path.name.partition("_")[0], 0, None
+        for cell in cells:
+            if cell.kind == "code" and number:
+                found[number][2].append(cell.source)
+            for d in directives(cell) if cell.kind == "markdown" else ():
+                if d.name == "exercise":
+                    n += 1
+                    number = None
+                    found[f"{chapter}.{n}"] = d.options["label"], d.argument.count("●"), []
+                elif d.name == "solution-start":
+                    number = next(key for key, (label, *_) in found.items() if label == d.argument)
+                elif d.name == "solution-end":
+                    number = None
+    return found
+
+
+def completed(wrong, right):
+    """The wrong answer, with a right number where it leaves any."""
+    if callable(wrong) or isinstance(wrong, str):
+        return wrong
+    numbers = as_numbers(wrong)
+    return torch.where(numbers.isnan(), as_numbers(right), numbers) if numbers.isnan().any() else wrong
+
+
+@pytest.mark.parametrize("number", sorted(EXERCISES))
+def test_an_exercise_knows_right_from_wrong(number):
+    right, wrong = EXERCISES[number].solved
+    if not EXERCISES[number].form:
+        assert exercises.check(number, right), exercises.check(number, right)
+    assert wrong
+    for answer, hint in wrong:
+        verdict = exercises.check(number, completed(answer, right))
+        assert not verdict and verdict.words == f"Not yet. {hint}"
+        assert not GENERAL.match(hint)
+
+
+@pytest.mark.parametrize("number", sorted(EXERCISES))
+def test_a_hint_does_not_give_the_answer(number):
+    right, wrong = EXERCISES[number].solved
+    if isinstance(right, (int, float)) and right not in (0, 1, 2, 3, 4):
+        said = {float(n) for _, hint in wrong for n in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]\d)", hint)}
+        assert not any(math.isclose(n, right, rel_tol=0.01) for n in said)
+
+
+@pytest.mark.parametrize("number", sorted(EXERCISES))
+def test_another_kind_of_answer_meets_what_is_wanted(number):
+    exercise = EXERCISES[number]
+    other = "no answer" if not isinstance(exercise.solved[0], str) else 7.25
+    verdict = exercises.check(number, other)
+    assert not verdict and verdict.words == f"Not yet. Wanted is {exercise.wants}."
+
+
+def test_each_check_is_of_an_exercise_whose_solution_passes_it(asked):
+    for number in EXERCISES:
+        assert number in asked, f"{number} is on no page"
+        assert re.search(rf'assert .*exercises\.check\("{number}", ', "\n".join(asked[number][2])), number
+    used = {n for *_, codes in asked.values() for n in re.findall(r'exercises\.check\("([\w.]+)", ', "\n".join(codes))}
+    assert used == set(EXERCISES)
+
+
+def test_a_page_says_how_to_check_before_its_first_exercise():
+    for path in notebooks(ROOT):
+        chapter = path.name.partition("_")[0]
+        if any(number.startswith(f"{chapter}.") for number in EXERCISES):
+            cells = nbformat.read(path, as_version=4).cells
+            first = next(i for i, c in enumerate(cells) if "```{exercise}" in c.source)
+            assert f'exercises.check("{chapter}")' in cells[first - 1].source, path.name
+
+
+@pytest.mark.parametrize("chapter", CHECKED)
+def test_a_chapter_has_two_exercises_that_can_be_checked(chapter):
+    assert sum(number.startswith(f"{chapter}.") for number in EXERCISES) >= 2
+
+
+@pytest.mark.parametrize("chapter", CHECKED)
+def test_the_first_exercise_is_done_by_hand(asked, chapter):
+    efforts = [effort for number, (_, effort, _) in asked.items() if number.startswith(f"{chapter}.")]
+    assert efforts[0] == 1 and efforts == sorted(efforts)
+
+
+def test_a_question_before_a_central_run_opens_its_answer():
+    for start in (*ROUTE, "07", "09", "12_", "18"):
+        (path,) = (p for p in notebooks(ROOT) if p.name.startswith(start))
+        texts = [c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"]
+        boxes = [b for t in texts for b in re.findall(r"````\{admonition\} Before you run it\n(.*?)\n````", t, re.S)]
+        assert len(boxes) == 1, path.name
+        assert "```{admonition} Answer\n:class: dropdown\n" in boxes[0]
+        assert len(boxes[0].split()) <= 70  # sixty words, and what the boxes are written with
+
+
+@pytest.fixture
+def line(monkeypatch):
+    """An exercise on the page of this test."""
+
+    def put(right, *wrong, **options):
+        monkeypatch.setitem(EXERCISES, "77.1", Exercise("77.1", "it", "So.", lambda: iter((right, *wrong)), **options))
+        return lambda answer: exercises.check("77.1", answer).words
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "words"),
+    [
+        (3, 3, "Right. So."),
+        (3, torch.tensor([3]), "Right. So."),
+        (3, 3.01, "Not yet. It is too large."),
+        (0.5, "1/2", "Not yet. Wanted is a number: it."),
+        (0.5, np.float32(0.502), "Right. So."),
+        (0.5, -0.5, "Not yet. Its size is right, its sign is not."),
+        (0.5, 50, "Not yet. It is off by a factor of 100: a share, or per cent?"),
+        (0.5, 2, "Not yet. It is one over the answer."),
+        (0.5, 0.47, "Not yet. It is nearly right. Compute it to three digits."),
+        (0.5, math.inf, "Not yet. It holds what is no finite number."),
+        ([1.0, 2.0, 4.0], [4, 2, 1], "Not yet. The numbers are right, their order is reversed."),
+        ([1.0, 2.0, 4.0], [2, 4, 8], "Not yet. It is right but for one factor, the same in all entries."),
+        ([1.0, 2.0, 4.0], [2, 3, 5], "Not yet. It is right but for one number that is added to all entries."),
+        ([1.0, 2.0, 4.0], [1, 2, 9], "Not yet. Right so far: 2 of 3."),
+        ([1.0, 2.0, 4.0], [[1, 2, 4]], "Not yet. Its shape is (1, 3). Wanted is 3 numbers: it."),
+        ("yes", True, "Right. So."),
+        ("yes", " Yes ", "Right. So."),
+    ],
+)
+def test_a_verdict_says_what_is_right_and_what_is_not(line, right, answer, words):
+    assert line(right)(answer) == words
+
+
+def test_a_function_is_compared_on_its_arguments(line):
+    said = line(lambda x: x + 1, (lambda x: x, "Add one."), on=lambda: [(torch.ones(2),), (torch.zeros(3),)])
+    assert said(lambda x: 1 + x) == "Right. So."
+    assert said(lambda x: x) == "Not yet. Add one."
+    assert said(lambda x: -x - 1) == "Not yet. Its size is right, its sign is not."
+    assert said(lambda x: x[7]).startswith("Not yet. The function raises IndexError")
+    assert said(lambda: 1).startswith("Not yet. The function raises TypeError")
+    assert said(3) == "Not yet. Wanted is a function of x: it."
+
+
+def test_an_unknown_number_names_the_nearest():
+    for number, nearest in (("7.9", "07.1"), ("07.9", "07.1"), ("77.1", "07")):
+        verdict = exercises.check(number, 1)
+        assert not verdict and "There is no check" in verdict.words and nearest in verdict.words
+
+
+def test_a_chapter_lists_what_its_exercises_want():
+    listed = exercises.check("3").words.splitlines()
+    assert [row.split()[0] for row in listed] == sorted(n for n in EXERCISES if n.startswith("03."))
+    assert exercises.check("3.1").words == listed[0]
+    shown = repr(exercises.check("3")).splitlines()
+    assert max(map(len, shown)) <= 80 and all(line[:6].strip() in ("", *EXERCISES) for line in shown)
+
+
+def test_a_check_leaves_the_page_as_it_was():
+    torch.set_default_dtype(torch.float32)
+    state = torch.get_rng_state()
+    exercises.check("03.2", lambda k: -k.square().sum(-1) / 2)
+    assert torch.get_default_dtype() == torch.float32 and torch.equal(torch.get_rng_state(), state)
+
+
+def test_no_hint_for_nothing_in_common():
+    assert general_hint(torch.tensor([9.0, 1.0]), torch.tensor([2.0, 5.0]), 0.01) == "None of its numbers is right."
