@@ -29,6 +29,7 @@ as errors.
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 import symtable
@@ -142,12 +143,42 @@ def with_short_docstrings(code: str) -> str:
     return "\n".join(lines)
 
 
-def names_in(code: str) -> str:
-    """The functions and classes that code defines, else its constants; at most four are named."""
-    body, documented = ast.parse(code).body, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    names = [node.name for node in body if isinstance(node, documented)]
-    names = names or [target.id for node in body for target in getattr(node, "targets", []) if hasattr(target, "id")]
-    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+def title_of(code: str, is_figure: bool = False) -> str:
+    """What a fold holds: imports, how a figure is made or a claim tested, functions and classes. If it has none of
+    these but imports: the comment at its head, else the names that it assigns, else the functions that it calls."""
+    body = ast.parse(code).body
+    definitions = [x for x in body if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+    inside = [x for node in body if node not in definitions for x in ast.walk(node)]
+    calls = [x.func.id for x in inside if isinstance(x, ast.Call) and isinstance(x.func, ast.Name)]
+    kinds = {
+        "how the figure is made": is_figure or "play" in calls,
+        "how the claim is tested": "put_to_test" in calls,
+    }
+    found = [kind for kind, holds in kinds.items() if holds] + some(x.name for x in definitions)
+    if not found and (comment := re.match(r"(\s*#.*\n)+", code)):
+        first, *rest = re.sub(r"\s*\n?\s*# *", " ", comment[0]).strip().rstrip(".").split(" ")
+        found = [" ".join([first.lower() if first.istitle() else first, *rest])]
+    if not found:
+        targets = [t for x in body for t in getattr(x, "targets", [x.target] if isinstance(x, ast.AnnAssign) else [])]
+        stored = [x for target in targets for x in ast.walk(target)]
+        found = some(x.id for x in stored if isinstance(getattr(x, "ctx", None), ast.Store) and hasattr(x, "id"))
+    if not found and {"quote", "quote_all"} & {*calls}:
+        found = ["the numbers that the text quotes"]
+    found = found or some(name for name in calls if not hasattr(builtins, name))
+    imports = ["imports"] if any(isinstance(x, (ast.Import, ast.ImportFrom)) for x in body) else []
+    return ", ".join(imports + found) or "what runs here"
+
+
+def some(names) -> list[str]:
+    """Each name once, and at most four of them."""
+    names = list(dict.fromkeys(names))
+    return names if len(names) < 5 else [*names[:3], f"{names[3]} …"]
+
+
+def prompts(code: str, is_figure: bool = False) -> dict[str, str]:
+    """The words on a fold of this code, closed and open, as myst-nb takes them."""
+    title = title_of(code, is_figure)
+    return {f"code_prompt_{do.lower()}": f"{do} {title}" for do in ("Show", "Hide")}
 
 
 def scopes(table: symtable.SymbolTable):
@@ -194,12 +225,9 @@ def is_code_shown(cell: dict) -> bool:
 
 
 def fold(cell: dict) -> dict:
-    """An unseen cell with its code folded, under a title that says what it binds, and without its output."""
-    imports = any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(cell["source"]).body)
-    names = ", ".join(filter(None, ["imports" if imports else "", names_in(cell["source"])])) or "what runs here"
+    """An unseen cell with its code folded and without its output."""
     tags = [tag for tag in cell["metadata"]["tags"] if tag != "remove-cell"] + ["hide-input", "remove-output"]
-    prompts = {f"code_prompt_{do.lower()}": f"{do} {names}" for do in ("Show", "Hide")}
-    return {**cell, "metadata": {**cell["metadata"], "tags": tags, "mystnb": prompts}}
+    return {**cell, "metadata": {**cell["metadata"], "tags": tags, "mystnb": prompts(cell["source"])}}
 
 
 def page_cell(cell: dict, flags=()) -> tuple[dict | None, list[str]]:
@@ -217,9 +245,8 @@ def page_cell(cell: dict, flags=()) -> tuple[dict | None, list[str]]:
     metadata = dict(cell.get("metadata", {}))
     metadata["tags"] = list(dict.fromkeys([*metadata.get("tags", []), *tags]))
     on_page = figure_of(directives)
-    if {"export", "hide-input"} <= set(tags) and (names := names_in(code)):
-        on_page["code_prompt_show"] = f"Show {names}"
-        on_page["code_prompt_hide"] = f"Hide {names}"
+    if "hide-input" in tags:
+        on_page |= prompts(code, is_figure="figure" in on_page)
     if on_page:
         metadata["mystnb"] = {**metadata.get("mystnb", {}), **on_page}
     return {**cell, "source": code, "metadata": metadata}, trouble

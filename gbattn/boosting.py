@@ -49,9 +49,8 @@ class Loss:
 
     def negative_gradient(self, y, F) -> torch.Tensor:
         """Return −∂L/∂F of each row, (n,): the residual of this loss."""
-        with torch.enable_grad():
-            F = F.detach().requires_grad_()
-            return -torch.autograd.grad(self.value(y, F).sum(), F)[0]
+        total = lambda F: self.value(y, F).sum()
+        return -torch.autograd.functional.vjp(total, F)[1]
 
     def start(self, y, weights=None) -> torch.Tensor:
         """Return the constant estimate to start from, a scalar."""

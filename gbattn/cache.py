@@ -80,10 +80,59 @@ def check_fits(
         got = f"{int(cache.length)} tokens and {T} more"
         raise ArgumentError("cache", got, f"at most max_length = {cache.max_length}")
 
+# %% ../nbs/06b_cache.ipynb #ed3a804b
+#| code-fold: true
+def _check_passed(cache: "TokenBuffers", tokens: int) -> None:
+    """Check that so many tokens fit in, and that a pass has stored every name."""
+    room = cache.max_length - cache.length
+    fits = lambda tokens: is_length(tokens) and cache.has_room(tokens)
+    check(tokens=(tokens, (fits, lambda: f"an integer from 0 to {room}")))
+    stored = *cache.extended, *cache.pending
+    missing = [n for n in cache.shapes if n not in stored]
+    if missing and tokens:
+        got = f"a pass that stored nothing under {missing}"
+        raise ArgumentError("cache", got, "all that the layer's cache_shapes name")
+
+
+def _forget_pass(cache: "TokenBuffers") -> None:
+    """Forget what a pass has stored and not yet written."""
+    cache.pending.clear()
+    cache.extended.clear()
+
+
+def _memories_to_empty(cache: "TokenBuffers", length: int) -> list[str]:
+    """Check that a cache can be cropped to this length; return the memories that it
+    empties."""
+    stored = int(cache.length)
+    upto = integer(f"an integer from 0 to {stored}", lambda x: 0 <= x <= stored)
+    check(length=(length, upto))
+    memories = [name for name, shape in cache.shapes.items() if len(shape) == 3]
+    possible = not memories or length in (0, stored)
+    require(possible, "length", length, f"0: {memories} cannot forget a part")
+    return memories if length == 0 else []
+
 # %% ../nbs/06b_cache.ipynb #086ca2ff
+def _reserve(
+    shapes: dict[str, tuple[int, ...]], batch_size: int, max_length: int, **options
+) -> dict[str, torch.Tensor]:
+    """The buffers of a cache, by name: zeros with options of torch."""
+    check(
+        shapes=(shapes, CACHE_SHAPES),
+        batch_size=(batch_size, COUNT),
+        max_length=(max_length, COUNT),
+    )
+    buffers = {}
+    for name, (heads, *rows, width) in shapes.items():
+        size = (batch_size, heads, *(rows or (max_length,)), width)
+        buffers[name] = torch.zeros(size, **options)
+    return buffers
+
+# %% ../nbs/06b_cache.ipynb #23396aa6
 class TokenBuffers:
-    """What a `KeyValueCache` is for tokens: room that is reserved once, written token
-    by token, and read up to ``length``."""
+    """What a `KeyValueCache` is for tokens: room that is reserved once.
+
+    It is written token by token, and read up to ``length``.
+    """
 
     def __init__(
         self,
@@ -94,25 +143,22 @@ class TokenBuffers:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        check(
-            shapes=(shapes, CACHE_SHAPES),
-            batch_size=(batch_size, COUNT),
-            max_length=(max_length, COUNT),
-        )
+        sizes = shapes, batch_size, max_length
+        self.buffers = _reserve(*sizes, dtype=dtype, device=device)
         self.shapes, self.length = dict(shapes), 0
         self.batch_size, self.max_length = batch_size, max_length
-        self.buffers, self.pending, self.extended = {}, {}, []
-        for name, (heads, *rows, width) in shapes.items():
-            size = (batch_size, heads, *(rows or (max_length,)), width)
-            self.buffers[name] = torch.zeros(size, dtype=dtype, device=device)
+        self.pending, self.extended = {}, []
 
     def has_room(self, tokens: int) -> bool:
         """Whether so many more tokens fit in."""
         return self.length + tokens <= self.max_length
 
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
-        """Write `new` (B, heads, T, width) after the stored tokens of `name`, once
-        before each `advance`; return all of them, (B, heads, length + T, width)."""
+        """Write `new` (B, heads, T, width) behind the tokens; return all.
+
+        Once for each `name` before each `advance`; returns (B, heads, length + T,
+        width).
+        """
         buffer = check_stored(self, name, new, per_token=True)
         self.extended.append(name)
         end = self.length + new.shape[2]
@@ -121,8 +167,8 @@ class TokenBuffers:
 
 # %% ../nbs/06b_cache.ipynb #74386fb5
 class MemoryBuffers(TokenBuffers):
-    """What a `KeyValueCache` is besides: memories that hold all tokens in one, and the
-    end of a pass."""
+    """What a `KeyValueCache` is besides: memories that hold all tokens in
+    one, and the end of a pass."""
 
     @property
     def nbytes(self) -> int:
@@ -130,8 +176,8 @@ class MemoryBuffers(TokenBuffers):
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
-        """Add `new` (B, heads, rows, width) to the memory `name` at the next
-        `advance`; return the memory as it is before."""
+        """Add `new` (B, heads, rows, width) to the memory `name` at the
+        next `advance`; return the memory as it is before."""
         return self._write_later(name, new, torch.Tensor.add_)
 
     def replace(self, name: str, new: torch.Tensor) -> torch.Tensor:
@@ -144,25 +190,19 @@ class MemoryBuffers(TokenBuffers):
         return buffer
 
     def advance(self, tokens: int) -> None:
-        """Count tokens, once every name has them. A pass that failed before this
-        leaves the cache as it was."""
-        room = self.max_length - self.length
-        fits = lambda tokens: is_length(tokens) and self.has_room(tokens)
-        check(tokens=(tokens, (fits, lambda: f"an integer from 0 to {room}")))
-        stored = *self.extended, *self.pending
-        missing = [n for n in self.shapes if n not in stored]
-        if missing and tokens:
-            got = f"a pass that stored nothing under {missing}"
-            raise ArgumentError("cache", got, "all that the layer's cache_shapes name")
+        """Count tokens, once every name has them.
+
+        A pass that failed before this leaves the cache as it was.
+        """
+        _check_passed(self, tokens)
         for name, (write, new) in self.pending.items():
             write(self.buffers[name], new)
-        self.pending.clear()
-        self.extended.clear()
+        _forget_pass(self)
         self.length += tokens
 
 # %% ../nbs/06b_cache.ipynb #8d363bc3
 class KeyValueCache(MemoryBuffers):
-    """Preallocated keys and values of past tokens, for decoding under no_grad.
+    """Preallocated keys and values of past tokens, to decode under no_grad.
 
     Parameters
     ----------
@@ -193,20 +233,16 @@ class KeyValueCache(MemoryBuffers):
     """
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens; 0 empties the cache. A memory
-        that holds all tokens in one can only be emptied."""
-        stored = int(self.length)
-        upto = integer(f"an integer from 0 to {stored}", lambda x: 0 <= x <= stored)
-        check(length=(length, upto))
-        memories = [name for name, shape in self.shapes.items() if len(shape) == 3]
-        possible = not memories or length in (0, stored)
-        require(possible, "length", length, f"0: {memories} cannot forget a part")
-        for name in memories if length == 0 else ():
+        """Forget all but the first `length` tokens; 0 empties the cache.
+
+        A memory that holds all tokens in one can only be emptied.
+        """
+        for name in _memories_to_empty(self, length):
             self.buffers[name].zero_()
-        self.length -= stored - length  # in place, if it is a tensor
+        self.length -= int(self.length) - length  # in place, if a tensor
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Replace sequence i by sequence rows[i], as a beam search does; rows (B,)."""
+        """Replace sequence i by rows[i], (B,), as a beam search does."""
         check_tensor("rows", rows, "B", B=self.batch_size, dtype=INDEX)
         fits = bool(((rows >= 0) & (rows < self.batch_size)).all())
         require(fits, "rows", rows.tolist(), f"sequences below {self.batch_size}")
@@ -214,24 +250,37 @@ class KeyValueCache(MemoryBuffers):
             buffer.copy_(buffer.index_select(0, rows))
 
     def span(self, tokens: int) -> int:
-        """The number of keys that `extend` returns after this many new tokens."""
+        """How many keys `extend` returns with so many new tokens."""
         return self.length + tokens
 
     def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Return, of all keys (…, S, width) or what goes with them, the rows of the
-        new tokens."""
+        """The rows of the new tokens, of keys or alike (…, S, width)."""
         return x[..., x.shape[-2] - tokens :, :]
 
-    def check_tokens(
-        self, x: torch.Tensor, shapes: dict[str, tuple[int, ...]]
-    ) -> None:
-        """Require tokens x (B, T, D) of a layer that stores these shapes to fit in."""
+    def check_tokens(self, x: torch.Tensor, shapes: dict) -> None:
+        """Require tokens x (B, T, D) of a layer with these to fit in."""
         check_fits(self, x, shapes)
-        self.pending.clear()  # of a pass that failed
-        self.extended.clear()
+        _forget_pass(self)  # one that failed
 
 # %% ../nbs/06b_cache.ipynb #aa14b097
-class StaticCache(KeyValueCache):
+#| code-fold: true
+class _TensorLength(KeyValueCache):
+    """What makes a `StaticCache` one program: its length is a tensor."""
+
+    def __init__(self, *sizes, device: torch.device | str | None = None, **options):
+        super().__init__(*sizes, device=device, **options)
+        self.length = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it stores something for every token."""
+        return any(len(shape) == 2 for shape in self.shapes.values())
+
+    def has_room(self, tokens: int) -> bool:
+        return holds(lambda n: n + tokens <= self.max_length, self.length)
+
+# %% ../nbs/06b_cache.ipynb #45e80cc7
+class StaticCache(_TensorLength):
     """A `KeyValueCache` of fixed shapes, for compiled decoding.
 
     All ``max_length`` keys are read at each step, and a mask hides those that are not
@@ -249,15 +298,6 @@ class StaticCache(KeyValueCache):
     and documents cover all of it. Whether there is room is checked on a CPU only, and
     not in compiled code. Source: chapter 6b.
     """
-
-    def __init__(self, *sizes, device: torch.device | str | None = None, **options):
-        super().__init__(*sizes, device=device, **options)
-        self.length = torch.zeros((), dtype=torch.int64, device=device)
-
-    @property
-    def per_token(self) -> bool:
-        """Whether it stores something for every token."""
-        return any(len(shape) == 2 for shape in self.shapes.values())
 
     def places(self, tokens: int) -> torch.Tensor:
         """The places of so many new tokens, (T,)."""
@@ -280,13 +320,10 @@ class StaticCache(KeyValueCache):
     def hide_later(
         self, mask: torch.Tensor | None, queries: int, tokens: int, causal: bool
     ) -> torch.Tensor:
-        """Return a mask that also hides keys not written after this many new tokens.
+        """Return a mask that also hides keys that are not yet written.
 
         If causal, it hides those after a query's own, too.
         """
         key = torch.arange(self.max_length, device=self.length.device)
         last = self.places(tokens)[:, None] if causal else self.length + tokens - 1
         return hide(mask, (key <= last).expand(queries, -1))
-
-    def has_room(self, tokens: int) -> bool:
-        return holds(lambda n: n + tokens <= self.max_length, self.length)

@@ -40,8 +40,7 @@ from .ground.records import CHAPTERS, experiment_folder, results_folder
 
 # %% ../nbs/00_conventions.ipynb #af37203a
 class Symbol(NamedTuple):
-    """One entry of the notation: its LaTeX, its meaning and, for an array, its
-    shape.
+    """One entry of the notation: its LaTeX and meaning; an array's shape.
 
     `shape` names the trailing dimensions; any leading dimensions are batch
     dimensions.
@@ -125,8 +124,8 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
 def check_tensors(
     *, finite: bool = False, **tensors: torch.Tensor
 ) -> dict[str, int]:
-    """Check tensors against the notation and against each other; return the sizes
-    they agree on, each under its letter.
+    """Check tensors against the notation and against each other; return the
+    sizes they agree on, each under its letter.
 
     Each keyword is a name in `SYMBOLS`, whose shape gives the trailing dimensions.
     All tensors must be floating point, of one dtype, on one device, with the same
@@ -149,14 +148,18 @@ def check_tensors(
             agreed = sizes.setdefault(letter, size)
             if size != agreed:
                 got = f"{letter} = {size} {SYMBOLS[letter].meaning}"
-                raise ArgumentError(name, got, f"{letter} = {agreed}, as in {first}")
+                want = f"{letter} = {agreed}, as in {first}"
+                raise ArgumentError(name, got, want)
         check_alike(name, tensor, first, tensors[first])
         if finite:
             check_finite(name, tensor)
     return sizes
 
-
-def check_alike(name: str, tensor: torch.Tensor, first: str, like: torch.Tensor):
+# %% ../nbs/00_conventions.ipynb #0de1dae5
+#| code-fold: true
+def check_alike(
+    name: str, tensor: torch.Tensor, first: str, like: torch.Tensor
+) -> None:
     """Check that a tensor has the dtype, device and batch dimensions of the first."""
     batch = lambda x, of: tuple(x.shape[: -len(SYMBOLS[of].shape)])
     for what, got, want in (
@@ -169,8 +172,8 @@ def check_alike(name: str, tensor: torch.Tensor, first: str, like: torch.Tensor)
 
 # %% ../nbs/00_conventions.ipynb #fbbdda04
 def seed_everything(seed: int) -> torch.Generator:
-    """Seed Python, NumPy and torch; return a torch generator on the CPU with the
-    same seed, an integer from 0 to 2³² − 1."""
+    """Seed Python, NumPy and torch; return a torch generator on the CPU
+    with the same seed, an integer from 0 to 2³² − 1."""
     check(seed=(seed, SEED))
     seed = int(seed)
     random.seed(seed)
@@ -180,8 +183,8 @@ def seed_everything(seed: int) -> torch.Generator:
 
 # %% ../nbs/00_conventions.ipynb #9ab5d3c2
 def profile(**choices):
-    """Return the profile of this run, ``"quick"`` or ``"full"``, or the value chosen
-    for it, as in ``steps = profile(quick=100, full=10_000)``.
+    """Return the profile of this run, ``"quick"`` or ``"full"``, or the
+    value chosen for it, as in ``steps = profile(quick=100, full=10_000)``.
 
     The environment variable ``GBATTN_PROFILE`` decides; the default is ``quick``.
     """
@@ -194,6 +197,7 @@ def profile(**choices):
     return choices[name]
 
 # %% ../nbs/00_conventions.ipynb #965ec292
+#| code-fold: true
 COLOURS: dict[str, str] = {
     "theory": "#222222",
     "reference": "#5f6b7a",
@@ -220,10 +224,11 @@ COLOURS: dict[str, str] = {
     "DyT": "#4d7c0f",
 }
 
-
+# %% ../nbs/00_conventions.ipynb #543b8c7f
 def colour_of(method: str) -> str:
-    """Return the colour, as a hex string, that a method of `COLOURS` has in every
-    figure of the book; six of the colours are from Okabe and Ito (2008)."""
+    """Return the colour, as a hex string, that a method of `COLOURS` has in
+    every figure of the book; six of the colours are from Okabe and Ito
+    (2008)."""
     known = "one of " + ", ".join(COLOURS)
     require(method in COLOURS, "method", repr(method), known)
     return COLOURS[method]
@@ -297,12 +302,30 @@ def json_lines(entries: dict) -> str:
     one_line = lambda found: f"[{' '.join(found[1].split())}]"
     return _NUMBERS.sub(one_line, text) + "\n"
 
+# %% ../nbs/00_conventions.ipynb #d3687fae
+#| code-fold: true
+def _in_one_line(provenance: dict) -> dict[str, str]:
+    """The provenance of a record as it is quoted."""
+    p = provenance
+    facts = [str(p[key]) for key in ("source", "date", "device") if key in p]
+    if "torch" in p:
+        plural = "" if p["threads"] == 1 else "s"
+        facts += [f"{p['threads']} thread{plural}", f"torch {p['torch']}"]
+    return {"provenance": ", ".join(facts)}
+
 
 def _check_name(argument: str, name: object) -> None:
     """Check that a name is that of a file or a folder, not a path."""
     plain = isinstance(name, str) and name.strip(". ") != ""
     plain = plain and not set(name) & set("/\\\0")
     require(plain, argument, repr(name), "a name, and no path")
+
+
+def _check_record(record: "Record") -> None:
+    """Check that a record has a name and three dictionaries."""
+    _check_name("experiment", record.experiment)
+    parts = ("settings", "measured", "provenance")
+    check_fields(record, dict.fromkeys(parts, DICTIONARY))
 
 # %% ../nbs/00_conventions.ipynb #5eaa6cc5
 @dataclass(frozen=True)
@@ -328,33 +351,28 @@ class Record:
     provenance: dict = field(default_factory=_provenance)
 
     def __post_init__(self):
-        _check_name("experiment", self.experiment)
-        parts = ("settings", "measured", "provenance")
-        check_fields(self, dict.fromkeys(parts, DICTIONARY))
+        _check_record(self)
 
     @property
     def quotable(self) -> dict:
-        """Measured numbers, settings, and the provenance in one line, for `quote`."""
-        p = self.provenance
-        facts = [str(p[key]) for key in ("source", "date", "device") if key in p]
-        if "torch" in p:
-            plural = "" if p["threads"] == 1 else "s"
-            facts += [f"{p['threads']} thread{plural}", f"torch {p['torch']}"]
-        origin = {"provenance": ", ".join(facts)}
+        """What `quote` can quote, with the provenance in one line."""
+        origin = _in_one_line(self.provenance)
         return origin | self.settings | self.measured
 
     def to_json(self) -> str:
-        """Return the text of the record's file, each list of numbers on one line."""
+        """Return the file's text, each list of numbers on one line."""
         return json_lines(asdict(self))
 
     def save(self, name: str, folder: Path | None = None) -> Path:
-        """Write the record as ``name.json`` to its `experiment_folder`, whole or not
-        at all, and return the path."""
+        """Write ``name.json``, whole or not at all, and return its path.
+
+        It goes to the `experiment_folder`.
+        """
         _check_name("name", name)
         path = experiment_folder(self.experiment, folder) / f"{name}.json"
-        text = self.to_json()  # may raise, so before a folder is made
+        text = self.to_json().encode()  # may raise: before a folder is made
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text.encode())
+        write_atomic(path, text)
         return path
 
 # %% ../nbs/00_conventions.ipynb #0ff8aefa
@@ -409,8 +427,8 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
 
 # %% ../nbs/00_conventions.ipynb #a87103c0
 def quote(record: Record, field: str, format: str = "") -> str:
-    """Return a measured number as a string and, where myst-nb is installed, make it
-    available to ``{glue:text}`` under the key ``experiment.field``.
+    """Return a measured number as a string and, where myst-nb is installed,
+    make it available to ``{glue:text}`` under the key ``experiment.field``.
 
     Parameters
     ----------
@@ -442,8 +460,8 @@ def put_to_test(
     observed: str,
     holds: bool | None,
 ) -> bool | None:
-    """Print an empirical claim with what was predicted and what was observed; return
-    whether it holds.
+    """Print an empirical claim with what was predicted and what was
+    observed; return whether it holds.
 
     Parameters
     ----------

@@ -68,15 +68,6 @@ def test_tags_that_were_there_stay():
     assert shown("#| export\nx = 1", tags=["kept"])[1]["tags"] == ["kept", "export"]
 
 
-def test_a_folded_export_says_what_it_defines():
-    prompt = lambda source: shown(source)[1].get("mystnb", {}).get("code_prompt_show")
-    fold = "#| code-fold: true\n#| export\n"
-    assert prompt(f"{fold}x = 1\ndef f(): ...\nclass C: ...") == "Show f, C"
-    assert prompt(fold + "\n".join(f"def f{i}(): ..." for i in range(5))) == "Show f0, f1, f2, f3 …"
-    assert prompt(f"{fold}x = y = 1") == "Show x, y"
-    assert prompt(f"{fold}print()") is None and prompt("#| export\ndef f(): ...") is None
-
-
 def page_of(*sources):
     """The code cells of a page, from those of a notebook."""
     cells = [json.loads(json.dumps(new_code_cell(source))) for source in sources]
@@ -98,11 +89,39 @@ def test_an_unseen_cell_is_folded_where_a_seen_one_needs_it(unseen, seen):
     assert first["metadata"]["tags"] == ["hide-input", "remove-output"] and last["metadata"]["tags"] == []
 
 
-def test_a_fold_says_what_it_imports_and_defines():
-    prompt = lambda source: page_of(f"#| hide\n{source}", "f, x, math")[0]["metadata"]["mystnb"]["code_prompt_show"]
-    assert prompt("import math") == "Show imports"
-    assert prompt("import math\ndef f(): ...") == "Show imports, f"
-    assert prompt("x = 1") == "Show x"
+@pytest.mark.parametrize(
+    "code, title",
+    [
+        ("import math", "imports"),
+        ("import math\ndef f(): ...", "imports, f"),
+        ("x = 1\ndef f(): ...\nclass C: ...", "f, C"),
+        ("\n".join(f"def f{i}(): ..." for i in range(5)), "f0, f1, f2, f3 …"),
+        ("x = y = 1\nx: int = 2\n(z, *_), w.v = f([u for u in 'ab'])", "x, y, z, _"),
+        ("#| label: fig-f\nx = 1\nplot()", "how the figure is made"),
+        ("from support.playgrounds import play\nplay('fit')", "imports, how the figure is made"),
+        ("x = 1\nassert put_to_test(x)", "how the claim is tested"),
+        ("def f():\n    return put_to_test(1)", "f"),
+        ("def f(): ...\nput_to_test(f())", "how the claim is tested, f"),
+        ("# The sentences above,\n# in Python.\nx = 1", "the sentences above, in Python"),
+        ("# DyT of this.\nx = 1", "DyT of this"),
+        ("# A comment\ndef f(): ...", "f"),
+        ("quote(f(x))", "the numbers that the text quotes"),
+        ("print(g(f(x)))", "g, f"),
+        ("print(1)", "what runs here"),
+    ],
+)
+def test_a_fold_says_what_it_holds(code, title):
+    folded = "#| code-fold: true\n" + code
+    prompts = lambda metadata: {k: v for k, v in metadata["mystnb"].items() if k.startswith("code_prompt")}
+    titled = {"code_prompt_show": f"Show {title}", "code_prompt_hide": f"Hide {title}"}
+    for source in (folded, folded.replace("#|", "#| export\n#|", 1)):
+        assert prompts(page_of(source)[0]["metadata"]) == titled
+    assert "code_prompt_show" not in page_of(code)[0]["metadata"].get("mystnb", {})
+
+
+def test_an_unseen_cell_that_is_folded_has_such_a_title():
+    first, _ = page_of("#| hide\nimport math\ndef f(): ...", "f, math")
+    assert first["metadata"]["mystnb"]["code_prompt_show"] == "Show imports, f"
 
 
 @pytest.mark.parametrize(
