@@ -17,7 +17,7 @@ leverage logits mutant Nadaraya–Watson nat non-normal perplexity Post-LN Pre-L
 row-stochastic SDPA shrinkage smoother stump top-p twicing warm-up whitening""".split()
 EXPLAINS = (nodes.title, nodes.emphasis, nodes.strong)
 NO_TEXT = (nodes.title, nodes.caption, nodes.literal, nodes.reference, nodes.math, nodes.table, nodes.raw)
-NO_TEXT += (nodes.FixedTextElement, nodes.emphasis, nodes.strong, addnodes.desc, addnodes.pending_xref)
+NO_TEXT += (nodes.FixedTextElement, nodes.citation, nodes.emphasis, nodes.strong, addnodes.desc, addnodes.pending_xref)
 
 
 def plural(term):

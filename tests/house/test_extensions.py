@@ -204,7 +204,7 @@ $$ a = b $$ (eq-{n})
 """
 ALIKE = """@misc{b, author = {Zoe Xu and Ann Bly and Al Cox}, title = {{The} Second}, year = {2025}}
 @misc{a, author = {Ed Xu and Bo Day and Di Ek}, title = {The {First}}, year = {2025}}
-@misc{c, author = {Zoe Xu and Ann Bly}, title = {Third}, year = {2025}}"""
+@misc{c, author = {Zoe Xu and Ann Bly}, title = {A Linear Memory}, year = {2025}}"""
 GLOSSARY = """# Terms
 
 ```{glossary}
@@ -319,6 +319,7 @@ def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
     assert found == [("Linear memories", "glossary.html#term-linear-memory", None)]
     assert page(small_book, "glossary").find(id="term-linear-memory")
     assert not page(small_book, "glossary").select("a.glossary-link")
+    assert not page(small_book, "works").select("a.glossary-link")
 
 
 def test_a_page_leads_to_a_definition_that_it_does_not_give(small_book):
