@@ -187,7 +187,7 @@ def retrieve(
 
 # %% ../nbs/04_hopfield.ipynb #c203c4f6
 def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
-    """F of the overlaps."""
+    """ψ of the overlaps."""
     if kind == "linear":
         return z.square() / 2
     return z.pow(degree) if kind == "polynomial" else z.exp()
@@ -199,8 +199,8 @@ def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
     if kind == "exponential":
         # In units of its largest term the energy cannot overflow.
         z = z - z.amax(-1, keepdim=True)
-    F = lambda z: _scores_of_bits(z, kind, degree)
-    above, here, below = F(z + 2), F(z), F(z - 2)
+    psi = lambda z: _scores_of_bits(z, kind, degree)
+    above, here, below = psi(z + 2), psi(z), psi(z - 2)
     weights = (above - below) / 2  # (…, m, N)
     own = ((above + below) / 2 - here).sum(-1, keepdim=True)
     field = weights @ patterns - own * state
@@ -225,7 +225,7 @@ def recall_bits(
     *,
     steps: int = 1,
 ) -> torch.Tensor:
-    """Set all bits at once, each to its value of lower energy −Σ F(xᵢ·σ),
+    """Set all bits at once, each to its value of lower energy −Σ ψ(xᵢ·ξ),
     and repeat.
 
     Parameters
@@ -235,7 +235,7 @@ def recall_bits(
     patterns : torch.Tensor
         Stored patterns of signs ±1, shape (…, N, d).
     kind : {"linear", "polynomial", "exponential"}
-        F(z) is z²/2, zⁿ or eᶻ.
+        ψ(z) is z²/2, zⁿ or eᶻ.
     degree : int
         Degree n ≥ 2 of the polynomial; other kinds ignore it.
     steps : int
@@ -326,7 +326,7 @@ def capacity_curve(
     repetitions : int
         How many times everything is drawn.
     dtype : torch.dtype
-        In float64 the integers of F = zⁿ are exact up to 2⁵³.
+        In float64 the integers of ψ(z) = zⁿ are exact up to 2⁵³.
 
     Notes
     -----

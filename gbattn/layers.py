@@ -630,7 +630,8 @@ class MultiHeadAttention(AttentionHeads):
     number; with weights outside linear maps ``reset_parameters(generator)``; where it
     applies ``no_context`` (why a context is refused), ``additive_masks``,
     ``can_be_causal`` and ``left_padding``. Chapter 6c says what each is for, and writes
-    a layer with a gate; chapter 8 writes one with a second round.
+    a layer with a gate and one whose second round is a convolution; in chapter 8
+    second rounds are attentions, and a feed-forward network.
     """
 
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:

@@ -28,6 +28,8 @@ CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 MOST_WORDS = 3500  # of a chapter
 ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with chapter 18, what everybody reads
 SHORTER = {f"{name}.ipynb": 3000 for name in ROUTE} | {"18_perplexity.ipynb": 1500}
+WORDS_A_MINUTE = 180
+ESTIMATED_BEFORE = ("24_sinkhorn.ipynb", "25_streaming.ipynb")  # by words alone
 MOST_LINES = 30  # of a cell that the page shows
 MOST_LINES_ON_A_CLICK = 40  # of one in a solution, which opens on a click
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
@@ -358,7 +360,7 @@ def count_words(text):
 
 
 def chapters_are_short(root):
-    """A chapter is read in half an hour. The words are those of all Markdown cells, solutions included."""
+    """The words are those of all Markdown cells, solutions included."""
     counts = {
         path: count_words(" ".join(cell.source for cell in cells_of(path) if cell.kind == "markdown"))
         for path in notebooks(root)
@@ -370,6 +372,42 @@ def chapters_are_short(root):
         for path, words in counts.items()
         if words > (most := SHORTER.get(path.name, MOST_WORDS))
     ]
+
+
+STATEMENT = re.compile(r"^```\{prf:.*?^```$", re.S | re.M)
+ON_A_CLICK = re.compile(r"^```\{\w+\}[^\n]*\n:class: dropdown.*?^```$", re.S | re.M)
+PRINTED = re.compile(r"\*\*Time\*\* about (\d+) minutes to read")
+
+
+def reading_minutes(cells):
+    """As long as a reader takes, by the rule in CONTRIBUTING.md."""
+    words = minutes = 0
+    for _, kind, source in cells:
+        if kind == "code":
+            head, body = split_cell(source)
+            is_open = not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head))
+            minutes += "label" in head or bool(is_open and body.strip())
+            continue
+        text, *exercises = re.split(r"^## Exercises$", source, maxsplit=1, flags=re.M)
+        text = ON_A_CLICK.sub("", text)
+        formulas = re.findall(r"\$\$(.*?)\$\$", " ".join(STATEMENT.findall(text)), re.S)
+        minutes += sum(len(re.split(r"\\\\\s*\n", formula)) for formula in formulas)
+        words += count_words(text)
+        if exercises:
+            break
+    return minutes + words / WORDS_A_MINUTE
+
+
+def reading_times_are_those_of_a_reader(root):
+    """The minutes in a chapter's box are within 30 % of the rule."""
+    found = []
+    for path in notebooks(root):
+        cells = cells_of(path)
+        printed = PRINTED.search("\n".join(cell.source for cell in cells if cell.kind == "markdown"))
+        minutes = reading_minutes(cells)
+        if printed and path.name not in ESTIMATED_BEFORE and abs(int(printed[1]) / minutes - 1) > 0.3:
+            found.append(f"nbs/{path.name} says {printed[1]} minutes to read: a reader takes {5 * round(minutes / 5)}.")
+    return found
 
 
 def cells_on_a_page_are_short(root):
@@ -479,6 +517,7 @@ LAWS = [
     notebooks_start_with_the_colab_cell,
     notebooks_say_their_precision,
     chapters_are_short,
+    reading_times_are_those_of_a_reader,
     cells_on_a_page_are_short,
     every_claim_has_a_check_and_a_mutant,
     exercises_have_solutions_that_run,

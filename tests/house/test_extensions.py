@@ -12,10 +12,12 @@ from xml.etree import ElementTree
 import matplotlib.pyplot as plt
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from pybtex.database import parse_file, parse_string
 
 import pages
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
+import author_years
 import nbdev_pages
 import offline
 
@@ -197,6 +199,10 @@ CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
 extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "unbroken_math", "chapter_numbers"]
+extensions += ["glossary_links", "sphinxcontrib.bibtex", "author_years"]
+bibtex_bibfiles = ["works.bib"]
+bibtex_reference_style = "author_year"
+bibtex_default_style = "author_year"
 nb_execution_mode = "off"
 numfig = True
 myst_enable_extensions = ["dollarmath"]
@@ -215,6 +221,36 @@ The paper says $a^{n}$, see {{numref}}`fig-line` or ($b$), and
 $$ a = b $$ (eq-{n})
 ```
 """
+ALIKE = """@misc{b, author = {Zoe Xu and Ann Bly and Al Cox}, title = {{The} Second}, year = {2025}}
+@misc{a, author = {Ed Xu and Bo Day and Di Ek}, title = {The {First}}, year = {2025}}
+@misc{c, author = {Zoe Xu and Ann Bly}, title = {A Linear Memory}, year = {2025}}"""
+GLOSSARY = """# Terms
+
+```{glossary}
+hat matrix
+  What a least-squares fit does to the data.
+
+linear memory
+  A sum of products, $k v$.
+
+linear
+  Of a map.
+
+round
+  Too plain a word to be linked.
+
+APJN
+  A norm. A hat matrix has one.
+```
+"""
+TERMS = """# Pages about hat matrices
+
+`linear memory`, hat matrices and a round of the *APJN*.
+
+## How much they hold: an APJN
+
+Two Linear memories, [the linear memory](boxes), and the linear memory again, $a$: not a linear memory-map.
+"""
 SVG = {"image/svg+xml": '<svg xmlns="http://www.w3.org/2000/svg"/>'}
 FIGURE = new_code_cell(
     "#| label: fig-line\n#| fig-cap: 'A line: $x$ times two'\n#| fig-alt: A rising line\n#| code-fold: true\nplot()",
@@ -231,15 +267,20 @@ def build(folder, *options):
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
-        "03b_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
         "07_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
+        "03b_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
     }
     for name, content in cells.items():
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
         notebook = new_notebook(cells=content, metadata=kernel)
         (folder / f"{name}.ipynb").write_text(json.dumps(notebook))
     (folder / "conf.py").write_text(CONF)
-    (folder / "index.md").write_text("# Book\n\n```{toctree}\n:numbered:\n07_first\n03b_second\nboxes\n```\n")
+    contents = "\n".join([*cells, "boxes", "glossary", "terms", "works"])
+    (folder / "index.md").write_text(f"# Book\n\n```{{toctree}}\n:numbered:\n{contents}\n```\n")
+    (folder / "glossary.md").write_text(GLOSSARY)
+    (folder / "works.bib").write_text(ALIKE)
+    (folder / "works.md").write_text("# Works\n\n{cite:p}`a` and {cite:t}`b`\n\n```{bibliography}\n:all:\n```\n")
+    (folder / "terms.md").write_text(TERMS)
     (folder / "boxes.md").write_text("# Boxes\n\n```{paper-versus-code-list}\n```\n")
     assert build(folder) == ""
     return folder
@@ -291,6 +332,27 @@ def test_a_formula_keeps_its_punctuation(small_book):
     assert " or (" in page(small_book, "07_first").get_text()
 
 
+def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
+    links = page(small_book, "terms").select("a.glossary-link")
+    found = [(" ".join(link.get_text().split()), link["href"], link.get("title")) for link in links]
+    assert found == [("Linear memories", "glossary.html#term-linear-memory", None)]
+    assert page(small_book, "glossary").find(id="term-linear-memory")
+    assert not page(small_book, "glossary").select("a.glossary-link")
+    assert not page(small_book, "works").select("a.glossary-link")
+
+
+def test_a_page_leads_to_a_definition_that_it_does_not_give(small_book):
+    path = small_book / "terms.md"
+    path.write_text(TERMS.replace("Pages about hat matrices", "Pages").replace("*APJN*", "APJN").replace("an APJN", ""))
+    assert build(small_book) == ""
+    links = page(small_book, "terms").select("a.glossary-link")
+    titles = ["What a least-squares fit does to the data.", "A norm. A hat matrix has one.", None]
+    assert [link.get_text().split()[0] for link in links] == ["hat", "APJN", "Linear"]
+    assert [link.get("title") for link in links] == titles
+    path.write_text(TERMS)
+    assert build(small_book) == ""
+
+
 def test_a_changed_box_reaches_the_list_in_the_next_build(small_book):
     path = small_book / "07_first.ipynb"
     before = path.read_text()
@@ -325,6 +387,28 @@ def test_a_box_without_a_name_fails_the_build(small_book):
         assert "the box 'Paper versus code: x' has no ':name: pvc-…'" in build(small_book, "-W", "--keep-going")
     finally:
         path.unlink()
+
+
+def test_works_of_one_author_and_year_differ_by_a_letter():
+    works = parse_string(ALIKE, "bibtex").entries
+    for _ in range(2):  # the second time as another build finds them
+        author_years.tell_apart(works.values())
+        labels = [author_years.citation(works[key]) for key in "abc"]
+        assert labels == ["Xu et al., 2025a", "Xu et al., 2025b", "Xu and Bly, 2025"]
+
+
+def test_the_bibliography_labels_a_work_as_pages_cite_it(small_book):
+    works = page(small_book, "works")
+    labels = [label.get_text() for label in works.select(".citation .label")]
+    assert labels == ["[Xu et al., 2025a]", "[Xu and Bly, 2025]", "[Xu et al., 2025b]"]
+    assert works.p.get_text() == "[Xu et al., 2025a] and Xu et al. [2025b]"
+
+
+def test_no_two_works_of_the_book_are_cited_alike():
+    works = parse_file(EXTENSIONS.parent / "references.bib").entries.values()
+    author_years.tell_apart(works)
+    labels = [author_years.citation(work) for work in works]
+    assert len(set(labels)) == len(labels)
 
 
 def test_a_drawing_gets_slim_and_keeps_its_outlines():

@@ -276,6 +276,19 @@ def test_a_chapter_that_is_long(small_house):
     assert not house.chapters_are_short(small_house.built())
 
 
+def test_a_reading_time_that_no_reader_keeps(small_house):
+    law, chapter = house.reading_times_are_those_of_a_reader, small_house.chapters["01_first.ipynb"]
+    box = "**Time** about {} minutes to read; seconds to run.\n"
+    proof = "```{prf:proof}\n$$a = b \\\\\nb = c$$\n```\n"
+    on_a_click = "```{admonition} Proof\n:class: dropdown\n" + "word " * 9000 + "\n```\n"
+    chapter[1].source += "\n" + box.format(25) + proof + on_a_click + "word " * 1800  # 10, formulas 2, figure 1
+    chapter.insert(2, code("open()"))  # 1
+    chapter.insert(2, code("#| code-fold: true\nfolded()"))
+    only(law(small_house.built()), "nbs/01_first.ipynb says 25 minutes to read: a reader takes 15.")
+    chapter[1].source = chapter[1].source.replace("25 minutes", "15 minutes")
+    assert not law(small_house.built())
+
+
 def test_a_cell_on_the_page_that_is_long(small_house):
     cell, most = small_house.chapters["01_first.ipynb"][5], house.MOST_LINES
     cell.source = "#| eval: true\n" + "\n".join(["assert True"] * most)
