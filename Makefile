@@ -20,7 +20,7 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book test test-all lab bench export lint newest oldest extras clean distclean chromium
+.PHONY: help book test test-all lab bench export lint newest oldest extras colab clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
@@ -77,6 +77,9 @@ oldest: ## test the library with the oldest torch and transformers that are allo
 
 extras: $(READY) ## try the wheel in a fresh environment for each extra, with nothing else
 	$(BIN)/python tools/try_extras.py
+
+colab: $(READY) ## run each notebook alone with the packages that Colab ships, in a fresh environment
+	$(BIN)/python tools/try_colab.py
 
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints
