@@ -68,10 +68,11 @@ newest: ## run the notebooks and build the book with the newest releases that ar
 	.newest/venv/bin/python -m pytest -q tests/chapters/test_30_pretrained.py
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
+# The releases of the hub and of the tokenizers go with that of transformers, which bounds them.
 oldest: ## test the library with the oldest torch and transformers that are allowed, apart from .venv
 	$(CHECK_PYTHON)
 	"$(PYTHON)" -m venv .oldest/venv
-	grep -vE '^(torch|transformers)==' constraints.txt >.oldest/constraints.txt
+	grep -vE '^(torch|transformers|huggingface_hub|tokenizers)==' constraints.txt >.oldest/constraints.txt
 	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' $(OLDEST)
 	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers tests/ground tests/lab
 
