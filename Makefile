@@ -20,7 +20,7 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book test test-all lab bench export lint newest oldest extras clean distclean chromium
+.PHONY: help book test test-all lab bench export lint newest oldest extras colab clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
@@ -68,15 +68,19 @@ newest: ## run the notebooks and build the book with the newest releases that ar
 	.newest/venv/bin/python -m pytest -q tests/chapters/test_30_pretrained.py
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
+# The releases of the hub and of the tokenizers go with that of transformers, which bounds them.
 oldest: ## test the library with the oldest torch and transformers that are allowed, apart from .venv
 	$(CHECK_PYTHON)
 	"$(PYTHON)" -m venv .oldest/venv
-	grep -vE '^(torch|transformers)==' constraints.txt >.oldest/constraints.txt
+	grep -vE '^(torch|transformers|huggingface_hub|tokenizers)==' constraints.txt >.oldest/constraints.txt
 	.oldest/venv/bin/python -m pip install --quiet -c .oldest/constraints.txt -e '.[dev]' $(OLDEST)
 	.oldest/venv/bin/python -m pytest -q tests/chapters/test_[01]*.py tests/chapters/test_30_pretrained.py tests/layers tests/ground tests/lab
 
 extras: $(READY) ## try the wheel in a fresh environment for each extra, with nothing else
 	$(BIN)/python tools/try_extras.py
+
+colab: $(READY) ## run each notebook alone with the packages that Colab ships, in a fresh environment
+	$(BIN)/python tools/try_colab.py
 
 clean: ## remove the built book and the caches
 	rm -rf _build .newest/_build build .pytest_cache .ruff_cache .hypothesis nbs/.ipynb_checkpoints

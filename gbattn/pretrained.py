@@ -50,7 +50,7 @@ from gbattn.layers import (
 )
 from .positions import rotary_angles
 
-check_packages("pretrained", "transformers", releases=("5.18", "5.25"))
+check_packages("pretrained", "transformers", releases=("5.15", "5.25"))
 
 # %% ../nbs/30_pretrained.ipynb #a11e2562
 import transformers as hf

@@ -188,17 +188,27 @@ def built(folder):
     return wheel
 
 
-def tried(extra, wheel, folder):
-    """Install the wheel with one extra and run what belongs to it; return what failed."""
+def fresh_python(folder, of=sys.executable):
+    """The Python of a new environment, and the command that installs there."""
     python = folder / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-P", "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([of, "-P", "-m", "venv", folder / "venv"], check=True)
     uv = shutil.which("uv")
     pip = [python, "-P", "-m", "pip", "install", "--no-compile"]
-    install = [uv, "pip", "install", "--python", python] if uv else pip
+    return python, [*([uv, "pip", "install", "--python", python] if uv else pip), "--quiet"]
+
+
+def bare():
+    """The variables of this process without those that speak to Python or to gbattn, and one thread."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GBATTN_", "PYTHON"))}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
+def tried(extra, wheel, folder):
+    """Install the wheel with one extra and run what belongs to it; return what failed."""
+    python, install = fresh_python(folder)
     what = str(wheel) + ("" if extra == "library" else f"[{extra}]")
-    subprocess.run([*install, "--quiet", "-c", ROOT / "constraints.txt", what], check=True)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("GBATTN_", "PYTHON"))}
-    environment |= {"GBATTN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    subprocess.run([*install, "-c", ROOT / "constraints.txt", what], check=True)
+    environment = bare() | {"GBATTN_CACHE": str(folder / "cache"), "PYTHONSAFEPATH": "1"}
     failed = []
     scripts = [NAMES, five_lines(), *(x if "\n" in x else code_of(x) for x in TRIES[extra])]
     for number, script in enumerate(scripts):

@@ -376,7 +376,7 @@ def test_the_chapter_wants_the_releases_of_transformers_that_are_allowed(monkeyp
     """No extra protects a reader whose machine comes with another release."""
     pytest.importorskip("transformers")
     allowed = bounds("transformers")
-    for other in ("4.57.1", "5.17.9", f"{allowed['<']}.0.dev0", f"{allowed['<']}.0", "6.0.0"):
+    for other in ("4.57.1", "5.14.9", f"{allowed['<']}.0.dev0", f"{allowed['<']}.0", "6.0.0"):
         monkeypatch.setattr("gbattn.ground.packages.version", lambda package, it=other: it)
         monkeypatch.delitem(sys.modules, "gbattn.pretrained", raising=False)
         want = f">={allowed['>=']},<{allowed['<']}: pip install"
