@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 import gbattn.layers
 from claims import claim
@@ -376,12 +377,15 @@ def test_forward_forms_no_map(monkeypatch):
     layer, x = TwicingAttention(8, 2, rounds=3), torch.randn(1, 5, 8)
     expected = layer(x, causal=True)
 
+    class Formed(Exception):
+        pass
+
     def refuse(*_, **__):
-        raise AssertionError("a map was formed")
+        raise Formed
 
     monkeypatch.setattr(gbattn.layers, "form_weights", refuse)
     assert torch.equal(layer(x, causal=True), expected)
-    with pytest.raises(AssertionError, match="a map was formed"):
+    with pytest.raises(Formed):
         layer.explain(x, causal=True)
 
 
@@ -571,34 +575,23 @@ X = torch.ones(1, 4, 8)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: TwicingAttention(8, 2, rounds=0), "rounds: got 0; want a positive integer"),
-        (lambda: TwicingAttention(8, 2, rounds=2.0), "rounds: got 2.0; want a positive integer"),
-        (lambda: TwicingAttention(8, 2, rounds=True), "rounds: got True; want a positive integer"),
-        (
-            lambda: TwicingAttention(8, 2, dropout=0.1),
-            "dropout: got 0.1; want 0: rounds with the same attention weights",
-        ),
-        (lambda: TwicingAttention(8, 2, dropout=1.5), "dropout: got 1.5; want a probability"),
-        (lambda: TwicingAttention(8, 3), "n_heads: got 3; want a divisor of d_model = 8"),
-        (
-            lambda: TwicingAttention(8, 2)(X, context=X.clone()),
-            "context: got a context; want None: the residual V − AV",
-        ),
-        (lambda: TwicingAttention(8, 2).explain(X, context=X[:, :2]), "context: got a context; want None"),
-        (
-            lambda: TwicingAttention(8, 2)(X, causal=True, cache=MultiHeadAttention(8, 2).make_cache(1, 4)),
-            "cache: got one that keeps {'key': .*; want the cache of this layer",
-        ),
+        (lambda: TwicingAttention(8, 2, rounds=0), "rounds"),
+        (lambda: TwicingAttention(8, 2, dropout=0.1), "dropout"),
+        (lambda: TwicingAttention(8, 2, dropout=1.5), "dropout"),
+        (lambda: TwicingAttention(8, 3), "n_heads"),
+        (lambda: TwicingAttention(8, 2)(X, context=X.clone()), "context"),
+        (lambda: TwicingAttention(8, 2).explain(X, context=X[:, :2]), "context"),
+        (lambda: TwicingAttention(8, 2)(X, causal=True, cache=MultiHeadAttention(8, 2).make_cache(1, 4)), "cache"),
         (
             lambda: TwicingAttention(8, 2, rounds=3)(X, causal=True, cache=TwicingAttention(8, 2).make_cache(1, 4)),
-            "cache: got one that keeps",
+            "cache",
         ),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
 
 
