@@ -61,12 +61,10 @@ def test_prop_hebb(s):
 
 
 def one_delta_step(s, rate):
-    M = s.normal(s.k.shape[1], s.v.shape[1]).requires_grad_()
-    loss = (s.v[0] - s.k[0] @ M).square().sum() / 2
-    (gradient,) = torch.autograd.grad(loss, M)
-    memory = memory_of(s, "delta", rate=s.rate)
-    memory._state = M.detach()
-    return memory.write(s.k[:1], s.v[:1]).memory, M.detach() - rate * gradient
+    memory = memory_of(s, "delta", rate=s.rate).write(s.k, s.v)
+    M, k, v = memory.memory.clone().requires_grad_(), s.normal(1, s.k.shape[1]), s.normal(1, s.v.shape[1])
+    (gradient,) = torch.autograd.grad((v - k @ M).square().sum() / 2, M)
+    return memory.write(k, v).memory, M.detach() - rate * gradient
 
 
 @claim(streams, tolerance=1e-10, mutant=lambda s: one_delta_step(s, 2 * s.rate))

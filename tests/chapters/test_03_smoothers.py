@@ -25,11 +25,6 @@ from gbattn.smoothers import (
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 class Problem:
     """Drawn rows X (n, d), values Y (n, c), a bandwidth, and a generator for more."""
 

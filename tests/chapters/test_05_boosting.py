@@ -422,15 +422,16 @@ def test_a_loss_is_asked_whatever_it_is_made_of():
         def at(self, y, F):
             coming = super().at(y, F)
             coming.rounds += 1
+            seen.append(coming)
             return coming
 
     X, y = DIABETES
     settings = dict(learning_rate=1.0, n_estimators=1, init="zero", random_state=0)
     half, whole = (GradientBoosting(loss=loss, **settings).fit(X, y).predict(X) for loss in (Half(), "squared_error"))
     np.testing.assert_allclose(half, whole / 2)
-    told = Told(0.8)
-    machine = GradientBoosting(loss=told, n_estimators=3, random_state=0).fit(X, y)
-    assert type(machine._loss) is Told and machine._loss.rounds == 3 and machine._loss.alpha == 0.8
+    told, seen = Told(0.8), []
+    GradientBoosting(loss=told, n_estimators=3, random_state=0).fit(X, y)
+    assert [(type(one), one.rounds, one.alpha) for one in seen] == [(Told, n, 0.8) for n in (1, 2, 3)]
     assert told.rounds == 0 and told.delta == math.inf
 
 

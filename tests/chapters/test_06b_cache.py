@@ -14,11 +14,6 @@ from gbattn.cache import KeyValueCache
 from gbattn.layers import LinearAttention, MultiHeadAttention, project
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def the_past(p, causal):
     layer, x, cut = p.layer(rotary=50.0), p.tokens(), p.integer(1, p.n)
     with torch.no_grad():

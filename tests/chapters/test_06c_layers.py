@@ -24,11 +24,6 @@ from gbattn.layers import (
 from gbattn.positions import rotary_angles, rotate
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def one_memory(p, divide):
     """The recursion, with φ = elu + 1, against the layer's maps and outputs."""
     layer, x = p.layer(LinearAttention), p.tokens()

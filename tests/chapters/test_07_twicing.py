@@ -25,11 +25,6 @@ from gbattn.twicing import TwicingAttention
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 class Problem:
     """Drawn sizes, a number of looks M, and a generator for more."""
 

@@ -23,11 +23,6 @@ SOURCES = ("residual", "input", "shared", "residual_keys", "residual_values")
 GATES = ("feature", "head", "scalar", "none")
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 class Problem:
     """Tokens x (1, T, D), a row-stochastic map (T, T), a gate in (0, 1), and a generator for more."""
 

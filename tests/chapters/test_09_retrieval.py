@@ -29,12 +29,7 @@ from gbattn.twicing import TwicingAttention
 SOURCES = ("residual", "input", "shared")
 
 
-@pytest.fixture(autouse=True)
-def in_double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_double_precision")
 
 
 class Problem:

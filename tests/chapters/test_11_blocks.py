@@ -44,11 +44,6 @@ FEW = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def stirred(module):
     """The module with every weight moved off its start."""
     with torch.no_grad():

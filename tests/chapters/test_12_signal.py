@@ -36,11 +36,6 @@ from gbattn.twicing import TwicingAttention
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 class Problem:
     """Tokens (n, d), scales, and a generator for more."""
 

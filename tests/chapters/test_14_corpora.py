@@ -42,25 +42,6 @@ from gbattn.lab.token_cache import load_corpus
 from gbattn.language_model import LanguageModel, ModelConfig
 from texts import ENGLISH, TEXTS, as_read
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    for split, text in TEXTS.items():
-        (folder / f"{split}.txt").write_text(text, encoding="utf-8", newline="")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def corpus(folder, cache):
-    return load_corpus(folder, vocab_size=300, cache=cache)
-
-
 # ---- Claims ----
 
 BYTE_LEVEL = train_tokenizer([ENGLISH], 400)

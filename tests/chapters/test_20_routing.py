@@ -25,14 +25,7 @@ from gbattn.routing import (
 
 F64 = torch.float64
 
-
-@pytest.fixture(autouse=True)
-def in_double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(F64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_double_precision")
 
 
 class Problem:
