@@ -186,12 +186,6 @@ def test_tokens_as_their_own_context_stand_where_they_stand(kind):
 Q = torch.zeros(2, 4, 3, 8)
 
 
-X = torch.zeros(2, 3, 8)
-
-
-TURNING, LAYER = MultiHeadAttention(8, 4, rotary=10.0), MultiHeadAttention(8, 4)
-
-
 @pytest.mark.parametrize(
     ("call", "argument"),
     [

@@ -1393,7 +1393,6 @@ def test_a_config_names_what_it_refuses(changes, argument):
 
 MODEL, TOKENS = model_of(), tokens_of(2, 9)
 LONG = torch.zeros(2, T + 1, dtype=torch.int64)
-META = torch.device("meta")
 
 
 @pytest.mark.parametrize(

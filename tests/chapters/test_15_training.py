@@ -498,7 +498,6 @@ def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
         ({"length": 0}, "length"),
         ({"context": 8}, "context"),
         ({"batch_size": 0}, "batch_size"),
-        ({"n_bytes": 0}, "n_bytes"),
     ],
 )
 def test_evaluate_names_what_is_wrong(options, argument):

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -382,7 +381,6 @@ def test_the_forward_algorithm_is_enumeration():
 
 # ---------------------------------------------------------------- bad input
 
-LAYER, X = MultiHeadAttention(4, 2), np.zeros(())
 ONES = torch.ones(2, 3, dtype=F64)
 
 
