@@ -69,16 +69,17 @@ def book_model(kind, **options):
     return shaken(LanguageModel(ModelConfig(**SIZES, **ATTENTION[kind], **options), seed=1)).eval()
 
 
-def family(name, seed=0):
+def family(name, seed=0, width=16):
     """A small model of a family of transformers, in evaluation mode."""
     package()
     import transformers as hf
 
     none = dict(vocab_size=40, bos_token_id=None, eos_token_id=None)
-    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, **none)
+    sizes = dict(hidden_size=width, intermediate_size=3 * width // 2, **none)
+    sizes |= dict(num_hidden_layers=2, num_attention_heads=2)
     window = dict(num_key_value_heads=1, use_sliding_window=True, sliding_window=5, max_window_layers=1)
     if name == "gpt2":
-        model = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, **none))
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=width, n_layer=2, n_head=2, n_positions=32, **none))
     elif name == "llama":
         model = hf.LlamaForCausalLM(hf.LlamaConfig(num_key_value_heads=1, **sizes))
     elif name == "qwen2":
@@ -516,6 +517,44 @@ def test_values_are_what_learns_first(gp, name):
     assert learning <= {"value.weight", "value.bias"} and "value.weight" in learning
     assert all("corrections" in n for n, w in model.named_parameters() if w.requires_grad)
     assert all(w.requires_grad for w in gp.boost(family(name)).parameters())
+
+
+def quantisation(how):
+    """What transformers is told to quantise by a library, if it is here."""
+    import transformers as hf
+
+    if how == "torchao int8":
+        return hf.TorchAoConfig(pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig())
+    pytest.importorskip("bitsandbytes")
+    return hf.BitsAndBytesConfig(**{how: True})
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("llama", "torchao int8"),  # which leaves GPT-2 as it is: its maps are no `nn.Linear`
+        ("llama", "load_in_8bit"),
+        ("llama", "load_in_4bit"),
+        ("gpt2", "load_in_8bit"),
+        ("gpt2", "load_in_4bit"),
+    ],
+)
+def test_a_quantised_model_is_boosted_without_a_change_and_its_corrections_learn(gp, tmp_path, name, how):
+    plain, told = family(name, width=128), dict(quantization_config=quantisation(how), device_map="cpu")
+    plain.save_pretrained(tmp_path)
+    with torch.no_grad():
+        model = type(plain).from_pretrained(tmp_path, dtype=torch.float32, **told).eval()
+        wanted = model(IDS).logits
+        assert torch.equal(gp.boost(model, freeze=True)(IDS).logits, wanted)
+        assert not torch.equal(plain(IDS).logits, wanted)
+    # Anew: after an inference, weights of 4 bits may be packed so that no gradient goes through them.
+    model = type(plain).from_pretrained(tmp_path, dtype=torch.float32, **told)
+    model = shaken(gp.boost(model, freeze=True), 3, 0.3, "corrections").train()
+    model(IDS, labels=IDS).loss.backward()
+    learning = {n for n, w in model.named_parameters() if w.grad is not None and w.grad.any()}
+    assert learning >= {n for n, _ in model.named_parameters() if "corrections" in n and n.endswith("weight")}
+    assert all("corrections" in n for n in learning)
 
 
 @torch.no_grad()
