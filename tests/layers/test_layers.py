@@ -23,6 +23,7 @@ from gbattn.layers import LinearAttention, MultiHeadAttention, make_attention
 from gbattn.positions import TokenShift
 
 D, H = 8, 4
+NAMES = ("multi_head", "linear", "twicing", "boosted")
 EXACT = 1e-10  # float64; measured differences are below 1e-13
 
 KINDS = {
@@ -1002,6 +1003,47 @@ def test_quantised_weights_leave_a_layer_that_runs_and_decodes(kind, by):
     assert (decode(small, x, [3, 4], small.make_cache(2, 7)) - output).abs().max() < EXACT
 
 
+def quantised_by_library(layer, how):
+    """A copy of a layer as a library quantises it: torchao the weights, bitsandbytes the linear maps."""
+    layer = copy.deepcopy(layer)
+    if how == "torchao int8":
+        torchao = pytest.importorskip("torchao.quantization")
+        torchao.quantize_(layer, torchao.Int8WeightOnlyConfig())
+        return layer
+    bitsandbytes = pytest.importorskip("bitsandbytes").nn
+    eight = partial(bitsandbytes.Linear8bitLt, has_fp16_weights=False)
+    make = {"bitsandbytes 8 bit": eight, "bitsandbytes 4 bit": bitsandbytes.Linear4bit}[how]
+    for parent in [*layer.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear):
+                small = make(child.in_features, child.out_features, child.bias is not None)
+                small.load_state_dict(child.state_dict())
+                setattr(parent, name, small.to("cpu"))  # which quantises
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize(
+    ("how", "near"), [("torchao int8", 0.02), ("bitsandbytes 8 bit", 0.02), ("bitsandbytes 4 bit", 0.3)]
+)
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_weights_quantised_by_a_library_leave_a_layer_that_runs_and_decodes(name, how, near):
+    """With the gate as it starts, and drawn. float8 is not here: torchao turns a linear map whose weights are all zero,
+    as the gate starts, into NaN, and a plain `nn.Linear` just as well."""
+    torch.manual_seed(0)
+    layer, x = make_attention(name, 64, H).eval(), tokens(dtype=torch.float32, d_model=64)
+    for _ in range(2):
+        small, wanted = quantised_by_library(layer, how), layer(x, causal=True)
+        output = small(x, causal=True)
+        assert 0 < (output - wanted).norm() < near * wanted.norm()
+        assert (small.explain(x, causal=True).output - output).abs().max() < 1e-5
+        assert (decode(small, x, [3, 1, 3], small.make_cache(2, 7)) - output).abs().max() < 1e-5
+        for weight in layer.parameters():
+            if not weight.any():
+                nn.init.normal_(weight, std=0.1)
+
+
 @pytest.mark.parametrize("kind", ["multi_head", "linear"])
 @torch.no_grad()
 def test_a_layer_of_integers_alone_asks_for_the_dtype_of_its_cache(kind):
@@ -1189,7 +1231,7 @@ def test_zeros_and_ones_are_not_added_to_the_scores(kind):
         ({"n_heads": 8, "rotary": 10.0}, "rotary"),
     ],
 )
-@pytest.mark.parametrize("name", ["multi_head", "linear", "twicing", "boosted"])
+@pytest.mark.parametrize("name", NAMES)
 def test_bad_options_are_named(name, options, argument):
     made = {"d_model": 8, "n_heads": 4} | options
     if name == "linear" and options.get("rotary") is not None:
