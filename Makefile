@@ -62,10 +62,11 @@ lint: $(READY) ## check the style of notebooks, tests and tools
 newest: ## run the notebooks and build the book with the newest releases that are allowed, apart from .venv
 	$(CHECK_PYTHON)
 	"$(PYTHON)" -m venv .newest/venv
-	.newest/venv/bin/python -m pip install --quiet --upgrade -e '.[dev]' torch numpy scikit-learn matplotlib
+	.newest/venv/bin/python -m pip install --quiet --upgrade -e '.[dev]' torch numpy scikit-learn matplotlib torchao bitsandbytes
 	@.newest/venv/bin/python --version
-	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib|transformers)=='
+	@.newest/venv/bin/python -m pip list --format=freeze | grep -E '^(torch|numpy|scikit-learn|matplotlib|transformers|torchao|bitsandbytes)=='
 	.newest/venv/bin/python -m pytest -q tests/chapters/test_30_pretrained.py
+	.newest/venv/bin/python -m pytest -q tests/layers/test_layers.py -k quantised
 	@.newest/venv/bin/python tools/build_book.py --folder .newest
 
 # The releases of the hub and of the tokenizers go with that of transformers, which bounds them.

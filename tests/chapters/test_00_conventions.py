@@ -104,7 +104,7 @@ def test_seeds_repeat_every_generator():
             seed_everything(bad)
 
 
-def test_profile_chooses_and_complains(monkeypatch):
+def test_profile_chooses_and_names_what_is_none(monkeypatch):
     monkeypatch.delenv("GBATTN_PROFILE", raising=False)
     assert profile() == "quick" and profile(quick=1, full=2) == 1
     monkeypatch.setenv("GBATTN_PROFILE", "full")
@@ -155,7 +155,7 @@ def test_records_are_found_in_a_chapter_and_below_a_folder_of_ones_own(tmp_path)
         load_records("04_hopfield", tmp_path)
 
 
-def test_quote_formats_and_complains():
+def test_quote_formats_and_names_what_is_not_there():
     record = Record("trial", {"rows": 1200}, {"error": 0.12345})
     assert quote(record, "error", ".2f") == "0.12"
     assert quote(record, "rows", ",d") == "1,200"
@@ -214,9 +214,9 @@ def test_every_save_has_a_draft_of_its_own_and_removes_it(tmp_path, monkeypatch)
     path = record.save("same", tmp_path)
     assert len(set(drafts)) == 2 and load_records("trial", tmp_path) == [record]
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left on device") as caught:
+    with pytest.raises(OSError) as caught:
         record.save("same", tmp_path)
-    assert caught.value.filename == str(path)  # which the system does not say
+    assert (caught.value.errno, caught.value.filename) == (28, str(path))  # the second is not from the system
     assert list(path.parent.iterdir()) == [path] and load_records("trial", tmp_path) == [record]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.least_squares import least_squares, linear_attention, whiten
@@ -60,12 +61,10 @@ def test_prop_hebb(s):
 
 
 def one_delta_step(s, rate):
-    M = s.normal(s.k.shape[1], s.v.shape[1]).requires_grad_()
-    loss = (s.v[0] - s.k[0] @ M).square().sum() / 2
-    (gradient,) = torch.autograd.grad(loss, M)
-    memory = memory_of(s, "delta", rate=s.rate)
-    memory._state = M.detach()
-    return memory.write(s.k[:1], s.v[:1]).memory, M.detach() - rate * gradient
+    memory = memory_of(s, "delta", rate=s.rate).write(s.k, s.v)
+    M, k, v = memory.memory.clone().requires_grad_(), s.normal(1, s.k.shape[1]), s.normal(1, s.v.shape[1])
+    (gradient,) = torch.autograd.grad((v - k @ M).square().sum() / 2, M)
+    return memory.write(k, v).memory, M.detach() - rate * gradient
 
 
 @claim(streams, tolerance=1e-10, mutant=lambda s: one_delta_step(s, 2 * s.rate))
@@ -278,64 +277,61 @@ def test_least_squares_stays_exact_over_a_long_stream():
 def test_few_tokens_give_the_shortest_memory_and_say_so():
     k, v = torch.randn(2, 4, dtype=F64), torch.randn(2, 1, dtype=F64)
     memory = FastWeights(4, 1, rule="recursive_least_squares", dtype=F64).write(k, v)
-    with pytest.warns(np.exceptions.RankWarning, match="rank 2 of d = 4"):
+    with pytest.warns(np.exceptions.RankWarning, match="rank 2"):
         torch.testing.assert_close(memory.memory, torch.linalg.pinv(k) @ v, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "argument"),
     [
-        ({"rule": "hope"}, "rule: got 'hope'; want one of 'hebb', 'delta', 'recursive_least_squares'"),
-        ({"rate": 0}, "rate: got 0; want a positive, finite number"),
-        ({"rate": math.nan}, "rate: got nan"),
-        ({"ridge": -1.0}, "ridge: got -1.0"),
-        ({"forgetting": 1e-9}, "forgetting: got 1e-09; want a number from 1e-6 to 1"),
-        ({"forgetting": 1.1}, "forgetting: got 1.1"),
-        ({"forgetting": 0.9, "rule": "delta"}, "forgetting: got 0.9; want 1 for the delta rule"),
-        ({"key_width": 0}, "key_width: got 0; want a positive integer"),
-        ({"value_width": 2.0}, "value_width: got 2.0; want a positive integer"),
-        ({"dtype": torch.float16}, "dtype: got torch.float16; want torch.float32 or torch.float64"),
-        ({"dtype": torch.bfloat16}, "dtype: got torch.bfloat16"),
-        ({"batch": 2}, "batch: got 2; want a tuple of sizes"),
-        ({"batch": (-1,)}, r"batch: got \(-1,\); want a tuple of sizes"),
+        ({"rule": "hope"}, "rule"),
+        ({"rate": 0}, "rate"),
+        ({"ridge": -1.0}, "ridge"),
+        ({"forgetting": 1e-9}, "forgetting"),
+        ({"forgetting": 0.9, "rule": "delta"}, "forgetting"),
+        ({"key_width": 0}, "key_width"),
+        ({"value_width": 2.0}, "value_width"),
+        ({"dtype": torch.float16}, "dtype"),
+        ({"batch": 2}, "batch"),
+        ({"batch": (-1,)}, "batch"),
     ],
 )
-def test_bad_options_are_named(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_options_are_named(options, argument):
+    with refused(argument):
         FastWeights(**({"key_width": 3, "value_width": 1} | options))
 
 
 @pytest.mark.parametrize(
-    ("k", "v", "sentence"),
+    ("k", "v", "argument"),
     [
-        (torch.ones(5, 4), torch.ones(5, 1), "k: got K = 4; want K = 3, the memory's"),
-        (torch.ones(5, 3), torch.ones(5, 2), "v: got Kv = 2; want Kv = 1, the memory's"),
-        (torch.ones(5, 3), torch.ones(4, 1), "v: got S = 4 keys; want S = 5, as in k"),
-        (torch.ones(2, 5, 3), torch.ones(2, 5, 1), r"k: got dtype torch.float32 and batch \(2,\); want"),
-        (torch.ones(5, 3, dtype=F64), torch.ones(5, 1, dtype=F64), "k: got dtype torch.float64 and batch"),
-        (torch.full((5, 3), math.nan), torch.ones(5, 1), "k: got 15 NaN or infinite entries"),
+        (torch.ones(5, 4), torch.ones(5, 1), "k"),
+        (torch.ones(5, 3), torch.ones(5, 2), "v"),
+        (torch.ones(5, 3), torch.ones(4, 1), "v"),
+        (torch.ones(2, 5, 3), torch.ones(2, 5, 1), "k"),
+        (torch.ones(5, 3, dtype=F64), torch.ones(5, 1, dtype=F64), "k"),
+        (torch.full((5, 3), math.nan), torch.ones(5, 1), "k"),
     ],
 )
 @pytest.mark.parametrize("rule", RULES)
-def test_bad_tokens_are_named_and_leave_the_memory_alone(rule, k, v, sentence):
+def test_bad_tokens_are_named_and_leave_the_memory_alone(rule, k, v, argument):
     memory = FastWeights(3, 1, rule=rule, ridge=1.0)
     before = memory.memory.clone()
-    with pytest.raises(ValueError, match=sentence):
+    with refused(argument):
         memory.write(k, v)
     assert torch.equal(memory.memory, before) and memory.count == 0
 
 
 def test_reads_that_do_not_fit_are_named():
     memory = FastWeights(3, 1, rule="recursive_least_squares")
-    with pytest.raises(ValueError, match="q: got K = 2, torch.float32, batch .*; want K = 3"):
+    with refused("q"):
         memory.read(torch.ones(4, 2))
-    with pytest.raises(ValueError, match="ridge: got 0.0; want a positive number: early reads"):
+    with refused("ridge"):
         memory.stream(*(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 1)))
-    with pytest.raises(ValueError, match="before: got 'False'; want True or False"):
+    with refused("before"):
         FastWeights(3, 1).stream(*(torch.ones(4, 3), torch.ones(4, 3), torch.ones(4, 1)), before="False")
-    with pytest.raises(ValueError, match="q: got list; want a torch.Tensor"):
+    with refused("q"):
         FastWeights(3, 1).stream([1.0], torch.ones(4, 3), torch.ones(4, 1))
-    with pytest.raises(ValueError, match="q: got T = 3 queries; want T = 4, one for each key"):
+    with refused("q"):
         FastWeights(3, 1).stream(torch.ones(3, 3), torch.ones(4, 3), torch.ones(4, 1))
 
 
@@ -351,9 +347,9 @@ def test_ridge_attention_is_ridge_regression_and_causal_when_asked():
     for t in (0, 63, 64, 129):
         prefix = ridge_attention(q[:, t : t + 1], k[:, : t + 1], v[:, : t + 1], ridge=0.7)
         torch.testing.assert_close(causal[:, t : t + 1], prefix, atol=1e-10, rtol=0)
-    with pytest.raises(ValueError, match="causal: got 'False'; want True or False"):
+    with refused("causal"):
         ridge_attention(q, k, v, ridge=0.7, causal="False")
-    with pytest.raises(ValueError, match="ridge: got 0; want a positive, finite number"):
+    with refused("ridge"):
         ridge_attention(q, k, v, ridge=0)
 
 
@@ -363,21 +359,14 @@ def test_descend_names_what_is_wrong_and_keeps_batches_apart():
     together = descend(X, Y, X, steps=5)
     for i in range(3):
         torch.testing.assert_close(together[:, i], descend(X[i], Y[i], X[i], steps=5), atol=1e-12, rtol=0)
-    for options, sentence in (
-        ({"steps": 0}, "steps: got 0; want a positive integer"),
-        ({"steps": 1, "rate": -1.0}, "rate: got -1.0; want None or a positive, finite number"),
-        (
-            {"steps": 1, "preconditioner": torch.eye(3, dtype=F64)},
-            r"preconditioner: got shape \(3, 3\), torch.float64; want",
-        ),
-        ({"steps": 1, "preconditioner": "I"}, "preconditioner: got 'I'; want"),
-        (
-            {"steps": 1, "rate": 1.0, "preconditioner": torch.full((4, 4), math.nan, dtype=F64)},
-            "preconditioner: got .*; want .* finite entries",
-        ),
+    for argument, value in (
+        ("steps", 0),
+        ("rate", -1.0),
+        ("preconditioner", torch.eye(3, dtype=F64)),
+        ("preconditioner", torch.full((4, 4), math.nan, dtype=F64)),
     ):
-        with pytest.raises(ValueError, match=sentence):
-            descend(X, Y, X, **options)
+        with refused(argument):
+            descend(X, Y, X, **{"steps": 1, argument: value})
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 256, 257, 5000])
@@ -402,17 +391,11 @@ def test_running_softmax_has_the_right_gradients():
 
 
 @pytest.mark.parametrize(
-    ("scores", "sentence"),
-    [
-        (torch.ones(4), r"scores: got shape \(4,\); want \(5,\), one for each value"),
-        (torch.ones(5, dtype=F64), "scores: got dtype torch.float64; want torch.float32, as v"),
-        (torch.full((5,), math.inf), "scores: got NaN or \\+∞"),
-        (torch.full((5,), math.nan), "scores: got NaN or \\+∞"),
-        ([1.0] * 5, "scores: got list; want a torch.Tensor"),
-    ],
+    "scores",
+    [torch.ones(4), torch.ones(5, dtype=F64), torch.full((5,), math.inf), torch.full((5,), math.nan), [1.0] * 5],
 )
-def test_running_softmax_names_what_is_wrong(scores, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_running_softmax_names_what_is_wrong(scores):
+    with refused("scores"):
         running_softmax(scores, torch.ones(5, 1))
 
 
@@ -454,7 +437,7 @@ def test_running_softmax_keeps_to_the_past_and_has_gradients_everywhere():
     hidden.requires_grad_()
     running_softmax(hidden, torch.ones(40, 1, dtype=F64))[0].sum().backward()
     assert torch.isfinite(hidden.grad).all()
-    with pytest.raises(ValueError, match="v: got 1 NaN"):
+    with refused("v"):
         running_softmax(torch.ones(2), torch.tensor([[1.0], [math.nan]]))
 
 

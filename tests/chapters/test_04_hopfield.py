@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.hopfield import (
@@ -480,73 +481,59 @@ def test_the_same_generator_gives_the_same_curve():
 
 @pytest.mark.parametrize("call", [energy, update, retrieve])
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    "wrong",
     [
-        ({"state": torch.ones(2, 4)}, "state: got d = 4 features; want d = 3, as in patterns"),
-        ({"state": torch.ones(3)}, r"state: got shape \(3,\); want \(m, d\)"),
-        ({"state": torch.ones(2, 3, dtype=F64)}, "state: got dtype torch.float64; want torch.float32, as in patterns"),
-        ({"state": torch.ones(6, 2, 3)}, r"state: got batch dimensions \(6,\)"),
-        ({"patterns": torch.ones(0, 3)}, "patterns: got shape .* which is empty"),
-        ({"patterns": [[1.0] * 3]}, "patterns: got list"),
-        ({"kind": "softmax"}, "kind: got 'softmax'; want one of 'linear', 'polynomial', 'exponential', 'log-sum-exp'"),
-        ({"beta": 0.0}, "beta: got 0.0; want a positive, finite number"),
-        ({"beta": math.nan}, "beta: got nan"),
-        ({"beta": "1"}, "beta: got '1'"),
-        ({"beta": True}, "beta: got True"),
-        ({"degree": 1}, "degree: got 1; want an integer of at least 2"),
-        ({"degree": 2.5}, "degree: got 2.5"),
-        ({"degree": True}, "degree: got True"),
+        {"state": torch.ones(2, 4)},
+        {"state": torch.ones(3)},
+        {"state": torch.ones(2, 3, dtype=F64)},
+        {"state": torch.ones(6, 2, 3)},
+        {"patterns": torch.ones(0, 3)},
+        {"kind": "softmax"},
+        {"beta": 0.0},
+        {"degree": 1},
     ],
 )
-def test_what_is_wrong_is_named(call, change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        call(**({"state": torch.ones(2, 3), "patterns": torch.ones(5, 3)} | change))
+def test_what_is_wrong_is_named(call, wrong):
+    with refused(*wrong):
+        call(**({"state": torch.ones(2, 3), "patterns": torch.ones(5, 3)} | wrong))
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda s, x: retrieve(s, x, -1), "steps: got -1; want an integer, 0 or more"),
-        (lambda s, x: retrieve(s, x, True), "steps: got True; want an integer, 0 or more"),
-        (lambda s, x: retrieve(s, x, 2, gain=2.0), "gain: got 2.0; want a number between 0 and 2"),
-        (lambda s, x: retrieve(s, x, 2, path="no"), "path: got 'no'; want True or False"),
-        (lambda s, x: update(s, x, gain=0), "gain: got 0"),
-        (lambda s, x: jacobian(s, x, -1.0), "beta: got -1.0"),
-        (lambda s, x: separation(x[:1]), "patterns: got N = 1 stored pattern; want at least two"),
-        (lambda s, x: recall_bits(s, 0.5 * x), "patterns: got entries other than −1 and 1"),
-        (lambda s, x: recall_bits(0 * s, x), "state: got entries other than −1 and 1"),
-        (
-            lambda s, x: recall_bits(s, x, "log-sum-exp"),
-            "kind: got 'log-sum-exp'; want one of 'linear', 'polynomial', 'exp",
-        ),
-        (lambda s, x: recall_bits(s, x, steps=0), "steps: got 0; want a positive integer"),
-        (lambda s, x: recall_bits(s, x, steps=True), "steps: got True; want a positive integer"),
+        (lambda s, x: retrieve(s, x, -1), "steps"),
+        (lambda s, x: retrieve(s, x, 2, gain=2.0), "gain"),
+        (lambda s, x: retrieve(s, x, 2, path="no"), "path"),
+        (lambda s, x: update(s, x, gain=0), "gain"),
+        (lambda s, x: jacobian(s, x, -1.0), "beta"),
+        (lambda s, x: separation(x[:1]), "patterns"),
+        (lambda s, x: recall_bits(s, 0.5 * x), "patterns"),
+        (lambda s, x: recall_bits(0 * s, x), "state"),
+        (lambda s, x: recall_bits(s, x, "log-sum-exp"), "kind"),
+        (lambda s, x: recall_bits(s, x, steps=0), "steps"),
     ],
 )
-def test_bad_options_are_named(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_options_are_named(call, argument):
+    with refused(argument):
         call(torch.ones(2, 3), torch.ones(5, 3))
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "argument"),
     [
-        ({"d": 0}, "d: got 0; want a positive integer"),
-        ({"counts": []}, r"counts: got \[\]"),
-        ({"counts": [4, 0]}, "counts: got 0"),
-        ({"counts": 3}, "counts: got 3; want a sequence of positive integers"),
-        ({"dtype": torch.int64}, "dtype: got torch.int64; want a floating dtype"),
-        ({"dtype": 0.5}, "dtype: got 0.5; want a floating dtype"),
-        ({"probes": 1.5}, "probes: got 1.5"),
-        ({"d": True}, "d: got True"),
-        ({"repetitions": -1}, "repetitions: got -1"),
-        ({"corruption": 0.5}, "corruption: got 0.5; want a share from 0 up to ½"),
-        ({"corruption": False}, "corruption: got False"),
-        ({"kind": "log-sum-exp"}, "kind: got 'log-sum-exp'"),
+        ({"d": 0}, "d"),
+        ({"counts": []}, "counts"),
+        ({"counts": [4, 0]}, "counts"),
+        ({"counts": 3}, "counts"),
+        ({"dtype": torch.int64}, "dtype"),
+        ({"probes": 1.5}, "probes"),
+        ({"repetitions": -1}, "repetitions"),
+        ({"corruption": 0.5}, "corruption"),
+        ({"kind": "log-sum-exp"}, "kind"),
     ],
 )
-def test_capacity_curve_names_what_is_wrong(change, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_capacity_curve_names_what_is_wrong(change, argument):
+    with refused(argument):
         capacity_curve(**({"d": 5, "counts": [3], "generator": torch.Generator()} | change))
 
 
@@ -555,5 +542,5 @@ def test_a_sharpness_at_which_nothing_can_be_computed_is_named(beta, call):
     import gbattn.hopfield as hopfield
 
     state, patterns = 3 * torch.ones(1, 4), 3 * torch.ones(2, 4)
-    with pytest.raises(ValueError, match="^beta: "):
+    with refused("beta"):
         getattr(hopfield, call)(state, patterns, beta=beta)

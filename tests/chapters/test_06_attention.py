@@ -25,11 +25,6 @@ from gbattn.layers import MultiHeadAttention
 from gbattn.smoothers import softmax_weights
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def two_projections(p, shared):
     """Any scores of low rank; with one projection, symmetric, not negative, and nobody outshouts the loudest."""
     X, U, V = p.normal(p.n, p.n + 3), p.normal(p.n, p.K), p.normal(p.n, p.K)

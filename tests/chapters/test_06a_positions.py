@@ -17,11 +17,6 @@ from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.positions import TokenShift, rotary_angles, rotate
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def permuted(p, **options):
     layer, x = p.layer(**options), p.tokens()
     order = torch.randperm(p.n, generator=p.rng).roll(1) if p.n > 2 else torch.tensor([1, 0])
@@ -189,12 +184,6 @@ def test_tokens_as_their_own_context_stand_where_they_stand(kind):
 
 
 Q = torch.zeros(2, 4, 3, 8)
-
-
-X = torch.zeros(2, 3, 8)
-
-
-TURNING, LAYER = MultiHeadAttention(8, 4, rotary=10.0), MultiHeadAttention(8, 4)
 
 
 @pytest.mark.parametrize(

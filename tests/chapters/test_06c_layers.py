@@ -24,11 +24,6 @@ from gbattn.layers import (
 from gbattn.positions import rotary_angles, rotate
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def one_memory(p, divide):
     """The recursion, with φ = elu + 1, against the layer's maps and outputs."""
     layer, x = p.layer(LinearAttention), p.tokens()
@@ -321,54 +316,19 @@ def test_weights_have_names_of_their_own_and_are_drawn_one_by_one(kv):
 # ---- errors ----
 
 
-X = torch.zeros(2, 3, 8)
-
-
-LAYER, TURNING, LINEAR = MultiHeadAttention(8, 4), MultiHeadAttention(8, 4, rotary=10.0), LinearAttention(8, 4)
-
-
-def cached(layer=LAYER, B=2, room=8, **options):
-    return dict(causal=True, cache=layer.make_cache(B, room, **options))
-
-
-BOOLEAN = torch.ones(3, 3, dtype=torch.bool)
+X, LAYER, LINEAR = torch.zeros(2, 3, 8), MultiHeadAttention(8, 4), LinearAttention(8, 4)
 
 
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        (lambda: MultiHeadAttention(0, 2), "d_model"),
-        (lambda: MultiHeadAttention(8, 3), "n_heads"),
-        (lambda: MultiHeadAttention(8, 4, n_kv_heads=3), "n_kv_heads"),
-        (lambda: MultiHeadAttention(8, 4, n_kv_heads=0), "n_kv_heads"),
-        (lambda: MultiHeadAttention(8, 4, rotary=True), "rotary"),
-        (lambda: MultiHeadAttention(6, 2, rotary=10.0), "rotary"),
-        (lambda: MultiHeadAttention(8, 4, dropout=1.5), "dropout"),
-        (lambda: LAYER(X[0]), "x"),
-        (lambda: LAYER(X[..., :4]), "x"),
-        (lambda: LAYER(X.long()), "x"),
-        (lambda: LAYER(X, context=X[..., :4]), "context"),
-        (lambda: LAYER(X, context=X[:1]), "context"),
-        (lambda: LAYER(X, context=X, causal=True), "causal"),
         (lambda: register("own")(lambda: 0), "layer"),
-        (lambda: LAYER(X, causal="False"), "causal"),
-        (lambda: LAYER(X, mask=BOOLEAN[:, :2]), "mask"),
-        (lambda: LAYER(X, positions=torch.arange(3)), "positions"),
-        (lambda: TURNING(X, positions=[0, 1, 2]), "positions"),
-        (lambda: TURNING(X, positions=torch.arange(4)), "positions"),
-        (lambda: TURNING(X, positions=torch.zeros(3)), "positions"),
-        (lambda: MultiHeadAttention(8, 4, dropout=0.5).explain(X), "dropout"),
         (lambda: LinearAttention(8, 4, dropout=0.1), "dropout"),
         (lambda: LinearAttention(8, 4, feature_map="relu"), "feature_map"),
         (lambda: LinearAttention(8, 4, rotary=10.0), "rotary"),
         (lambda: LINEAR(X, mask=torch.zeros(3, 3)), "mask"),
         (lambda: make_attention("quadratic", 8, 4), "name"),
         (lambda: LAYER(X, padding=[[1, 1, 1]]), "padding"),
-        (lambda: LAYER(X, padding=BOOLEAN), "padding"),
-        (lambda: LAYER(X, padding=torch.ones(2, 3)), "padding"),
-        (lambda: LAYER(X, padding=torch.tensor([[1, 1, 2], [1, 0, 0]])), "padding"),
-        (lambda: LAYER(X, padding=torch.ones(2, 3, device="meta")), "padding"),
-        (lambda: LAYER(X, mask=torch.ones(2, 3) > 0), "mask"),
     ],
 )
 def test_an_error_names_the_argument(call, argument):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 import gbattn.layers
 from claims import claim
@@ -22,11 +23,6 @@ from gbattn.layers import MultiHeadAttention, make_attention
 from gbattn.twicing import TwicingAttention
 
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
 
 
 class Problem:
@@ -363,25 +359,19 @@ def test_weights_move_between_layers_and_rounds(options):
     assert not torch.allclose(plain(torch.ones(1, 3, 16).cumsum(1)), layer(torch.ones(1, 3, 16).cumsum(1)), atol=1e-4)
 
 
-def test_same_seed_same_weights_as_multi_head():
-    """Drawn in the same order, so that a paired comparison starts from one point."""
-    layers = []
-    for name in ("multi_head", "twicing"):
-        torch.manual_seed(3)
-        layers.append(make_attention(name, 16, 4, n_kv_heads=2))
-    assert all(torch.equal(a, b) for a, b in zip(layers[0].parameters(), layers[1].parameters()))
-
-
 def test_forward_forms_no_map(monkeypatch):
     layer, x = TwicingAttention(8, 2, rounds=3), torch.randn(1, 5, 8)
     expected = layer(x, causal=True)
 
+    class Formed(Exception):
+        pass
+
     def refuse(*_, **__):
-        raise AssertionError("a map was formed")
+        raise Formed
 
     monkeypatch.setattr(gbattn.layers, "form_weights", refuse)
     assert torch.equal(layer(x, causal=True), expected)
-    with pytest.raises(AssertionError, match="a map was formed"):
+    with pytest.raises(Formed):
         layer.explain(x, causal=True)
 
 
@@ -404,24 +394,6 @@ def test_explain_shows_the_looks():
 
 
 # ---------------------------------------------------------------- decoding
-
-
-def decode(layer, x, pieces):
-    cache, out, start = layer.make_cache(len(x), x.shape[1]), [], 0
-    for size in pieces:
-        out.append(layer(x[:, start : start + size], causal=True, cache=cache))
-        start += size
-    return torch.cat(out, 1)
-
-
-@pytest.mark.parametrize("rounds", [1, 2, 4])
-@pytest.mark.parametrize("options", [dict(), dict(n_kv_heads=2), dict(n_kv_heads=1, rotary=50.0)])
-@torch.no_grad()
-def test_decoding_is_the_full_pass(rounds, options):
-    layer = TwicingAttention(16, 4, rounds=rounds, dtype=F64, **options)
-    x = torch.randn(2, 8, 16, dtype=F64)
-    for pieces in ([1] * 8, [5, 1, 2], [8]):
-        torch.testing.assert_close(decode(layer, x, pieces), layer(x, causal=True), atol=1e-12, rtol=0)
 
 
 @torch.no_grad()
@@ -466,16 +438,6 @@ def test_what_the_cache_keeps_of_a_token(rounds, groups, numbers):
     assert set(cache.buffers) == {"key", "value"} | {f"residual{m}" for m in range(1, rounds)}
 
 
-@torch.no_grad()
-def test_a_cropped_cache_goes_on_from_there():
-    layer, x = TwicingAttention(16, 4, rounds=3, dtype=F64), torch.randn(1, 8, 16, dtype=F64)
-    cache = layer.make_cache(1, 8)
-    layer(x, causal=True, cache=cache)
-    cache.crop(5)
-    again = layer(x[:, 5:], causal=True, cache=cache)
-    torch.testing.assert_close(again, layer(x, causal=True)[:, 5:], atol=1e-12, rtol=0)
-
-
 # ---------------------------------------------------------------- properties and extremes
 
 
@@ -512,16 +474,6 @@ def test_a_token_that_nobody_may_read_is_never_heard():
         )
 
 
-def test_a_query_that_may_read_nothing_gets_the_bias():
-    layer, mask = TwicingAttention(8, 2, rounds=3), torch.ones(5, 5, dtype=torch.bool)
-    mask[2] = False
-    x = torch.randn(1, 5, 8, requires_grad=True)
-    out = layer(x, mask=mask)
-    assert torch.equal(out[0, 2], layer.out.bias)
-    out.sum().backward()
-    assert x.grad.isfinite().all()
-
-
 def test_sharp_scores_stay_finite_and_copy():
     """Scores of 10⁴ make the map a permutation or a copy; two looks of it are still exact."""
     layer = TwicingAttention(8, 1, dtype=F64)
@@ -537,15 +489,6 @@ def test_lower_precision(dtype):
     low = layer.to(dtype)(x.to(dtype), causal=True)
     assert low.dtype == dtype
     torch.testing.assert_close(low.double(), exact, atol=2e-6 if dtype == torch.float32 else 0.1, rtol=0)
-
-
-def test_the_past_does_not_see_the_future():
-    layer, x = TwicingAttention(8, 2, rounds=4, dtype=F64), torch.randn(1, 9, 8, dtype=F64)
-    changed = x.clone()
-    changed[:, 6:] = torch.randn(1, 3, 8, dtype=F64)
-    before, after = layer(x, causal=True), layer(changed, causal=True)
-    torch.testing.assert_close(before[:, :6], after[:, :6], atol=1e-13, rtol=0)
-    assert (before[:, 6:] - after[:, 6:]).abs().min() > 0
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
@@ -571,34 +514,20 @@ X = torch.ones(1, 4, 8)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: TwicingAttention(8, 2, rounds=0), "rounds: got 0; want a positive integer"),
-        (lambda: TwicingAttention(8, 2, rounds=2.0), "rounds: got 2.0; want a positive integer"),
-        (lambda: TwicingAttention(8, 2, rounds=True), "rounds: got True; want a positive integer"),
-        (
-            lambda: TwicingAttention(8, 2, dropout=0.1),
-            "dropout: got 0.1; want 0: rounds with the same attention weights",
-        ),
-        (lambda: TwicingAttention(8, 2, dropout=1.5), "dropout: got 1.5; want a probability"),
-        (lambda: TwicingAttention(8, 3), "n_heads: got 3; want a divisor of d_model = 8"),
-        (
-            lambda: TwicingAttention(8, 2)(X, context=X.clone()),
-            "context: got a context; want None: the residual V − AV",
-        ),
-        (lambda: TwicingAttention(8, 2).explain(X, context=X[:, :2]), "context: got a context; want None"),
-        (
-            lambda: TwicingAttention(8, 2)(X, causal=True, cache=MultiHeadAttention(8, 2).make_cache(1, 4)),
-            "cache: got one that keeps {'key': .*; want the cache of this layer",
-        ),
+        (lambda: TwicingAttention(8, 2, rounds=0), "rounds"),
+        (lambda: TwicingAttention(8, 2, dropout=0.1), "dropout"),
+        (lambda: TwicingAttention(8, 2).explain(X, context=X[:, :2]), "context"),
+        (lambda: TwicingAttention(8, 2)(X, causal=True, cache=MultiHeadAttention(8, 2).make_cache(1, 4)), "cache"),
         (
             lambda: TwicingAttention(8, 2, rounds=3)(X, causal=True, cache=TwicingAttention(8, 2).make_cache(1, 4)),
-            "cache: got one that keeps",
+            "cache",
         ),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
 
 

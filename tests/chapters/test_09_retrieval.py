@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.attention import attend
@@ -28,12 +29,7 @@ from gbattn.twicing import TwicingAttention
 SOURCES = ("residual", "input", "shared")
 
 
-@pytest.fixture(autouse=True)
-def in_double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_double_precision")
 
 
 class Problem:
@@ -342,45 +338,40 @@ IDS = torch.zeros(2, 3, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: induction_targets(IDS[0], 2), r"tokens: got shape \(3,\); want \(B, T\)"),
-        (lambda: induction_targets(IDS.double(), 2), "tokens: got dtype torch.float64; want torch.int64"),
-        (lambda: induction_targets(IDS[:, :0], 2), r"tokens: got shape \(2, 0\); want \(B, T\) with B ≥ 1, T ≥ 1"),
-        (lambda: induction_targets(IDS + 2, 2), "tokens: got ids 2 to 2; want ids from 0 to 1"),
-        (lambda: induction_targets(IDS - 1, 2), "tokens: got ids -1 to -1; want ids from 0 to 1"),
-        (lambda: induction_targets(IDS, 0), "vocab_size: got 0; want a positive integer"),
-        (lambda: encode(IDS, 2, 2), "tokens: got length 3; want 2 or less"),
-        (lambda: encode(IDS, 2, 3.0), "length: got 3.0; want a positive integer"),
-        (lambda: encode(IDS, 2, 3, kv_from="x"), "kv_from: got 'x'; want one of 'residual', 'input', 'shared'"),
-        (lambda: induction_layer(0, 3), "vocab_size: got 0; want a positive integer"),
-        (lambda: induction_layer(2, -1), "length: got -1; want a positive integer"),
-        (lambda: induction_layer(2, 3, sharpness=0), "sharpness: got 0; want None or a positive, finite number"),
-        (lambda: induction_layer(2, 3, kv_from=None), "kv_from: got None; want one of"),
-        (lambda: recall_batch(0, 2, 2), "batch: got 0; want a positive integer"),
-        (lambda: recall_batch(1, 2.0, 2), "pairs: got 2.0; want a positive integer"),
-        (lambda: recall_batch(1, 2, 0), "keys: got 0; want a positive integer"),
-        (lambda: recall_batch(1, 5, 2, once=True), "pairs: got 5; want 4, twice keys"),
-        (lambda: recall_batch(1, 4, 2, once=1), "once: got 1; want True or False"),
-        (lambda: next(train_together([], tuple, sum, steps=1, lr=0.1)), "models: got none; want one module or more"),
-        (
-            lambda: next(train_together([torch.nn.Linear(1, 1)], tuple, sum, steps=0, lr=0.1)),
-            "steps: got 0; want a pos",
-        ),
-        (lambda: next(train_together([torch.nn.Linear(1, 1)], tuple, sum, steps=1, lr=0)), "lr: got 0; want a pos"),
-        (lambda: attention_view("ab", {"round": torch.ones(2, 3)}), r"rounds\['round'\]: got shape \(2, 3\); want"),
-        (lambda: attention_view("ab", {}), "tokens, rounds: got none; want one or more of each"),
-        (lambda: attention_view("ab", {"round": torch.eye(2)}, at=2), "at: got 2; want a place of 2 tokens"),
-        (lambda: retrieval_posterior(torch.ones(3), torch.ones(3), 1), r"patterns: got shape \(3,\); want \(N, D\)"),
-        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 4), 1), r"patterns: got shape \(2, 4\); .*D = 3"),
-        (lambda: retrieval_posterior(torch.ones(3), torch.ones(0, 3), 1), "patterns: got shape .*N ≥ 1"),
-        (lambda: retrieval_posterior(torch.ones(3).long(), torch.ones(2, 3), 1), "queries: got dtype torch.int64"),
-        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 3).float(), 1), "patterns: got dtype torch.float32"),
-        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 3), 0.0), "noise: got 0.0; want a positive, finite"),
+        (lambda: induction_targets(IDS[0], 2), "tokens"),
+        (lambda: induction_targets(IDS.double(), 2), "tokens"),
+        (lambda: induction_targets(IDS + 2, 2), "tokens"),
+        (lambda: induction_targets(IDS - 1, 2), "tokens"),
+        (lambda: induction_targets(IDS, 0), "vocab_size"),
+        (lambda: encode(IDS, 2, 2), "tokens"),
+        (lambda: encode(IDS, 2, 3.0), "length"),
+        (lambda: encode(IDS, 2, 3, kv_from="x"), "kv_from"),
+        (lambda: induction_layer(0, 3), "vocab_size"),
+        (lambda: induction_layer(2, -1), "length"),
+        (lambda: induction_layer(2, 3, sharpness=0), "sharpness"),
+        (lambda: induction_layer(2, 3, kv_from=None), "kv_from"),
+        (lambda: recall_batch(0, 2, 2), "batch"),
+        (lambda: recall_batch(1, 2.0, 2), "pairs"),
+        (lambda: recall_batch(1, 2, 0), "keys"),
+        (lambda: recall_batch(1, 5, 2, once=True), "pairs"),
+        (lambda: recall_batch(1, 4, 2, once=1), "once"),
+        (lambda: next(train_together([], tuple, sum, steps=1, lr=0.1)), "models"),
+        (lambda: next(train_together([torch.nn.Linear(1, 1)], tuple, sum, steps=0, lr=0.1)), "steps"),
+        (lambda: next(train_together([torch.nn.Linear(1, 1)], tuple, sum, steps=1, lr=0)), "lr"),
+        (lambda: attention_view("ab", {"round": torch.ones(2, 3)}), "rounds['round']"),
+        (lambda: attention_view("ab", {}), "tokens, rounds"),
+        (lambda: attention_view("ab", {"round": torch.eye(2)}, at=2), "at"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(3), 1), "patterns"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 4), 1), "patterns"),
+        (lambda: retrieval_posterior(torch.ones(3).long(), torch.ones(2, 3), 1), "queries"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 3).float(), 1), "patterns"),
+        (lambda: retrieval_posterior(torch.ones(3), torch.ones(2, 3), 0.0), "noise"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
 
 
@@ -396,8 +387,8 @@ def test_noise_beyond_the_dtype_is_named_and_little_noise_has_its_limit():
 
     patterns = 1e10 * torch.eye(3, dtype=torch.float32)
     for noise in (5e-324, 1e-30, 1e200):
-        with pytest.raises(ValueError, match="^noise: "):
+        with refused("noise"):
             retrieval_posterior(patterns, patterns, noise)
     assert torch.equal(retrieval_posterior(patterns, patterns, 1e-18), torch.eye(3, dtype=torch.float32))
-    with pytest.raises(ValueError, match="^queries: "):
+    with refused("queries"):
         retrieval_posterior(1e20 * patterns, 1e20 * patterns, 1.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn import cost
@@ -248,21 +249,21 @@ def test_every_count_is_torchs(dtype, options):
 
 
 def test_a_context():
-    refused = 0
+    without = 0
     for layer in (*family(rounds=(1, 2)), MultiHeadAttention(16, 4, shift=True)):
         x, context = tokens(2, 5), tokens(2, 9)
         try:
             layer(x, context=context)
         except ValueError:  # what the layer refuses has no cost
-            refused += 1
+            without += 1
             for count in (attention_cost, attention_parts):
-                with pytest.raises(ValueError, match=r"^context: got 9 tokens; want None for .*: a context has no res"):
+                with refused("context"):
                     count(layer, 5, context=9, batch_size=2)
             continue
         cost = attention_cost(layer, 5, context=9, batch_size=2)
         assert measured(layer, x, context=context) == counted(cost), layer
         assert cost.cache_bytes == 0
-    assert refused == 2 + len(GATES)  # twicing, and boosted from the residual
+    assert without == 2 + len(GATES)  # twicing, and boosted from the residual
 
 
 @pytest.mark.parametrize("T", [1, 3])
@@ -383,54 +384,49 @@ def test_a_machine_is_its_work_over_the_least_seconds(monkeypatch):
     assert measure_machine(dtype=F64, size=10, runs=2) == Machine(2 * 10**3 / 4, 3 * 16 * 10**2 * 8 / 3)
 
 
-BAD = [
-    (
-        dict(layer=torch.nn.Linear(2, 2)),
-        "layer: got Linear; want a layer whose count is registered, by @gbattn.cost.counts(Linear)",
-    ),
-    (dict(T=0), "T: got 0; want a positive integer"),
-    (dict(T=2.5), "T: got 2.5; want a positive integer"),
-    (dict(batch_size=-1), "batch_size: got -1; want a positive integer"),
-    (dict(context=0), "context: got 0; want None, or the number of its tokens"),
-    (dict(past=-3), "past: got -3; want a number of tokens, 0 or more"),
-    (dict(causal=1), "causal: got 1; want True or False"),
-    (dict(causal="False"), "causal: got 'False'; want True or False"),
-    (dict(count_masked="False"), "count_masked: got 'False'; want True or False"),
-    (dict(past=False), "past: got False; want a number of tokens, 0 or more"),
-    (dict(itemsize=4.0), "itemsize: got 4.0; want 2, 4 or 8 bytes a number"),
-    (dict(context=4, causal=True), "context: got 4 tokens; want None with causal or past"),
-    (dict(past=4), "causal: got False; want True with past tokens"),
-    (dict(itemsize=3), "itemsize: got 3; want 2, 4 or 8 bytes a number"),
-]
-
-
-@pytest.mark.parametrize("wrong, sentence", BAD, ids=[sentence for _, sentence in BAD])
-def test_every_error_names_the_argument(wrong, sentence):
+@pytest.mark.parametrize(
+    "wrong, argument",
+    [
+        (dict(layer=torch.nn.Linear(2, 2)), "layer"),
+        (dict(T=0), "T"),
+        (dict(batch_size=-1), "batch_size"),
+        (dict(context=0), "context"),
+        (dict(context=4, causal=True), "context"),
+        (dict(past=-3), "past"),
+        (dict(past=4), "causal"),
+        (dict(causal=1), "causal"),
+        (dict(count_masked="False"), "count_masked"),
+        (dict(itemsize=3), "itemsize"),
+    ],
+)
+def test_every_error_names_the_argument(wrong, argument):
     options = {"layer": MultiHeadAttention(4, 2), "T": 3} | wrong
     for count in (attention_cost, attention_parts):
-        with pytest.raises(ValueError) as error:
+        with refused(argument):
             count(options["layer"], options["T"], **{k: v for k, v in options.items() if k not in ("layer", "T")})
-        assert str(error.value) == sentence
 
 
-@pytest.mark.parametrize("name", ["inputs", "outputs", "rows"])
-def test_errors_of_a_product(name):
-    sizes = {"inputs": 2, "outputs": 3, "rows": 4} | {name: 0}
-    with pytest.raises(ValueError, match=f"^{name}: got 0; want a positive integer$"):
-        linear_cost(**sizes)
-    with pytest.raises(ValueError, match="^itemsize: got 1; want 2, 4 or 8"):
-        linear_cost(2, 3, 4, itemsize=1)
-    with pytest.raises(ValueError, match="^size: got 0; want a positive integer$"):
-        measure_machine(size=0)
-    with pytest.raises(ValueError, match="^runs: got 0; want a positive integer$"):
-        measure_machine(runs=0)
-    with pytest.raises(ValueError, match="^bias: got 'False'; want True or False$"):
-        linear_cost(2, 3, 4, bias="False")
-    with pytest.raises(ValueError, match="^cost: got int; want a Cost$"):
-        roofline_seconds(3, Machine(1.0, 1.0))
-    with pytest.raises(ValueError, match="^machine: got .*; want a Machine, of positive numbers$"):
-        roofline_seconds(Cost(), Machine(1.0, 0.0))
-    with pytest.raises(TypeError, match="unsupported operand"):
+@pytest.mark.parametrize(
+    "call, argument",
+    [
+        (lambda: linear_cost(0, 3, 4), "inputs"),
+        (lambda: linear_cost(2, 0, 4), "outputs"),
+        (lambda: linear_cost(2, 3, 0), "rows"),
+        (lambda: linear_cost(2, 3, 4, itemsize=1), "itemsize"),
+        (lambda: linear_cost(2, 3, 4, bias="False"), "bias"),
+        (lambda: measure_machine(size=0), "size"),
+        (lambda: measure_machine(runs=0), "runs"),
+        (lambda: roofline_seconds(3, Machine(1.0, 1.0)), "cost"),
+        (lambda: roofline_seconds(Cost(), Machine(1.0, 0.0)), "machine"),
+    ],
+)
+def test_errors_of_a_product_and_of_a_machine(call, argument):
+    with refused(argument):
+        call()
+
+
+def test_a_cost_adds_to_a_cost_alone():
+    with pytest.raises(TypeError):
         Cost() + 3
 
 
@@ -452,9 +448,7 @@ def test_a_layer_of_ones_own_is_refused_until_its_count_is_registered(monkeypatc
     layer, x = OneMore(16, 4), tokens(1, 9)
     monkeypatch.setattr(cost, "COUNTS", dict(cost.COUNTS))
     for count in (attention_cost, attention_parts):
-        with pytest.raises(
-            ValueError, match=r"layer: got OneMore; want .* registered, by @gbattn.cost.counts\(OneMore"
-        ):
+        with refused("layer", "counts(OneMore"):
             count(layer, 9)
 
     @cost.counts(OneMore)
@@ -466,5 +460,5 @@ def test_a_layer_of_ones_own_is_refused_until_its_count_is_registered(monkeypatc
     assert found == count_flops(layer, x)
     plain = attention_cost(MultiHeadAttention(16, 4), 9).forward_flops  # mutant: the count of the class it derives from
     assert found > plain
-    with pytest.raises(ValueError, match="layer: got Further"):
+    with refused("layer"):
         attention_cost(type("Further", (OneMore,), {})(16, 4), 9)

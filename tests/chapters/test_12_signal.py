@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 from torch import nn
 
 from claims import Disagreement, claim, compare
@@ -33,11 +34,6 @@ from gbattn.signal import (
 from gbattn.twicing import TwicingAttention
 
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
 
 
 class Problem:
@@ -898,127 +894,119 @@ class Broken(nn.Module):
         return self.of(x)
 
 
-FAULTS = [
-    (lambda: relu_kernels(1.1), "rho: got 1.1; want correlations from −1 to 1"),
-    (lambda: relu_kernels("one"), "rho: got 'one'"),
-    (lambda: tanh_mixture(0.0), "step: got 0.0; want a spacing"),
-    (lambda: tanh_mixture([0.1, 0.2]), r"step: got \[0.1, 0.2\]; want a spacing"),
-    (lambda: normalizer_kernels("batchnorm", 1, 0), "normalizer: got 'batchnorm'; want one of 'layernorm'"),
-    (lambda: normalizer_kernels("derf", 0.0, 0), "q: got 0; want finite sizes above 0"),
-    (lambda: normalizer_kernels("derf", 1, [0.5, -1.5]), "p: got -1.5; want overlaps"),
-    (lambda: normalizer_kernels("dyt", 1, 0.5, alpha=-1), "alpha: got -1; want finite slopes"),
-    (lambda: normalizer_kernels("derf", [1, 2], [0, 0, 0]), r"q, p, alpha: got \(2,\), \(3,\), \(\); want shapes that"),
-    (lambda: normalizer_kernels("derf", 1, 0, alpha="one"), "alpha: got 'one'; want numbers"),
-    (lambda: normalizer_kernels("derf", [1.0, 2.0], 1.5), "p: got 1.5; want overlaps"),
-    (lambda: normalizer_kernels("dyt", 1, 0, alpha=1e200), "q, alpha: got numbers of which a kernel leaves float64"),
-    (lambda: normalizer_kernels("layernorm", 1e-310, 0), "q, alpha: got numbers of which a kernel leaves float64"),
-    (lambda: attention_gain(VIT_B, "linear"), "attention: got 'linear'; want one of 'multi_head'"),
-    (lambda: attention_gain(VIT_B, "boosted", rounds=0), "rounds: got 0"),
-    (lambda: attention_gain(VIT_B, "boosted", gate=1.5), "gate: got 1.5; want a number from 0 to 1"),
-    (lambda: attention_gain(VIT_B, "boosted", gate="0.5"), "gate: got '0.5'; want a number from 0 to 1"),
-    (lambda: attention_gain(Sigmas(1e60), "boosted", rounds=99), "rounds: got 99, where the gain leaves float64"),
-    (lambda: attention_gain(VIT_B, "boosted", kv_from="context"), "kv_from: got 'context'"),
-    (lambda: attention_gain((1, 1)), "sigmas: got .*; want a gbattn.signal.Sigmas"),
-    (lambda: recursion(3, sigmas=Sigmas(out=-1)), "sigmas.out: got -1"),
-    (lambda: recursion(3, sigmas=Sigmas(up=np.ones(2))), r"sigmas.up: got array\(\[1., 1.\]\); want a number from 0"),
-    (lambda: recursion(3, sigmas=VIT_B.times(1e90)), "sigmas.value: got 5.5.*e\\+89; want a number from 0 to 1e70"),
-    (lambda: recursion(9, normalizer="derf", sigmas=VIT_B.times(1e40)), "depth: got 9, where a size or a norm leaves"),
-    (lambda: recursion(3, normalizer="derf", alpha=1e-200), "depth: got 3, where a size or a norm leaves"),
-    (lambda: recursion(3, q0=[1, 2], n=[2, 3, 4]), r"q0, p0, n, alpha: got \(2,\), \(\), \(3,\), \(\); want shapes"),
-    (lambda: Sigmas.of_std(-1, 8, 8), "std: got -1; want a finite number, 0 or more"),
-    (lambda: Sigmas.of_std(0.02, 8.5, 8), "d_model: got 8.5; want a positive integer"),
-    (lambda: VIT_B.times(math.inf), "factor: got inf; want a finite number, 0 or more"),
-    (lambda: recursion(0), "depth: got 0; want a positive integer"),
-    (lambda: recursion(3, normalizer="none"), "normalizer: got 'none'"),
-    (lambda: recursion(3, direction="up"), "direction: got 'up'; want one of 'both', 'forward', 'backward'"),
-    (lambda: recursion(3, q0=math.nan), "q0: got nan; want a finite size"),
-    (lambda: recursion(3, p0=1.2), "p0: got 1.2; want an overlap from −q0/"),
-    (lambda: recursion(3, p0=-0.1, n=4, every_term=False), "p0: got -0.1; want an overlap from 0 to q0; below"),
-    (lambda: recursion(3, p0=-0.5, n=4), "p0: got -0.5; want an overlap from −q0/"),
-    (lambda: recursion(3, every_term="False"), "every_term: got 'False'; want True or False"),
-    (lambda: recursion(3, p0="0.2"), "p0: got '0.2'; want numbers"),
-    (lambda: recursion(3, q0=True), "q0: got True; want numbers"),
-    (lambda: recursion(3, n=1), "n: got 1; want an integer of at least 2, or math.inf"),
-    (lambda: recursion(3, n=2.5), "n: got 2.5"),
-    (lambda: recursion(3, n=10**400), "n: got 10+; want numbers"),
-    (lambda: recursion(3, alpha=0), "alpha: got 0"),
-    (
-        lambda: recursion(9999, normalizer="derf", alpha=2, sigmas=VIT_B.times(6)),
-        "depth: got 9999, where a size or a norm leaves",
-    ),
-    (lambda: power_law_exponent(Sigmas(0, 0, 0, 0)), "sigmas: got sublayers that add nothing"),
-    (lambda: stretched_exponential(1.0, Sigmas(up=0)), "sigmas: got a feed-forward sublayer that adds nothing"),
-    (lambda: stretched_exponential(0, VIT_B), "alpha: got 0; want a positive, finite number"),
-    (lambda: stretched_exponential(1, Sigmas(up=1e40, down=1e40)), "alpha, sigmas: got numbers whose λ leaves float64"),
-    (lambda: stretched_exponential(1e-200, VIT_B), "alpha, sigmas: got numbers whose λ leaves float64"),
-    (lambda: stretched_exponential([1, 2], VIT_B), r"alpha: got \[1, 2\]; want a positive, finite number"),
-    (lambda: stretched_exponential(1, VIT_B, normalizer="layernorm"), "normalizer: got 'layernorm'"),
-    (lambda: equiangular_tokens(1, 4), "n: got 1; want an integer of at least 2"),
-    (lambda: equiangular_tokens(5, 4), "d: got 4; want an integer of at least n = 5"),
-    (lambda: equiangular_tokens(3, 4, p0=-0.6), "p0: got -0.6"),
-    (lambda: equiangular_tokens(3, 4, q0=[1.0, 2.0]), r"q0: got \[1.0, 2.0\]; want a finite number"),
-    (lambda: equiangular_tokens(3, 4, batch_size=0), "batch_size: got 0"),
-    (lambda: equiangular_tokens(3, 4, dtype=torch.int64), "dtype: got torch.int64; want a floating dtype"),
-    (lambda: initialize(LINEAR, VIT_B), "blocks: got block 0 with a Linear '', whose scale"),
-    (lambda: initialize([Block(4, 2)], VIT_B, alpha=0.5), "alpha: got 0.5 for blocks without DyT or Derf"),
-    (lambda: initialize([Block(4, 2, normalizer="dyt")], VIT_B, alpha=-1.0), "alpha: got -1"),
-    (lambda: initialize((Block(4, 2) for _ in range(2)), VIT_B), "blocks: got generator; want a non-empty"),
-    (lambda: initialize([Block(4, 2)], 0.02), "sigmas: got 0.02"),
-    (lambda: measure(nn.Linear(4, 4), X), "blocks: got Linear; want a non-empty nn.ModuleList"),
-    (lambda: measure([], X), "blocks: got none"),
-    (lambda: measure([torch.tanh], X), "blocks: got a builtin_function_or_method at 0"),
-    (lambda: measure([nn.Linear(4, 3)], X), r"blocks: got block 0, which turns shape \(1, 2, 4\) into \(1, 2, 3\)"),
-    (lambda: measure([Broken(lambda x: (x, x))], X), "into tuple; want blocks that keep"),
-    (lambda: measure([Broken(lambda x: x / 0)], X), "blocks: got block 0, whose output is not finite"),
-    (lambda: measure(LINEAR, X[0]), r"x: got shape \(2, 4\); want \(B, T, D\)"),
-    (lambda: measure(LINEAR, X.long()), r"x: got dtype torch.int64"),
-    (lambda: measure(LINEAR, [1.0]), "x: got list"),
-    (lambda: measure(LINEAR, X[:, :1]), "x: got T = 1 token; want T ≥ 2"),
-    (lambda: measure(LINEAR, X / 0), "x: got NaN or infinite entries"),
-    (lambda: measure(LINEAR, X, causal="False"), "causal: got 'False'; want True or False"),
-    (lambda: measure(LINEAR, X, progress="no"), "progress: got 'no'; want True or False"),
-    (lambda: exact_norms(LINEAR, X, causal="False"), "causal: got 'False'; want True or False"),
-    (lambda: measure(LINEAR, X, draws=0), "draws: got 0; want a positive integer"),
-    (lambda: measure(LINEAR, X, direction="both"), "direction: got 'both'; want one of 'backward', 'forward'"),
-    (lambda: exact_norms(LINEAR, torch.zeros(1, 600, 4)), "x: got T · D = 2400; want at most 2048"),
-    (lambda: exact_norms(LINEAR, X, direction="sideways"), "direction: got 'sideways'"),
-]
-
-
-@pytest.mark.parametrize(("call", "says"), FAULTS, ids=lambda x: x if isinstance(x, str) else "")
-def test_faults_are_named(call, says):
-    with pytest.raises(ValueError, match="^" + says if not says.startswith("into") else says):
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: relu_kernels(1.1), "rho"),
+        (lambda: relu_kernels("one"), "rho"),
+        (lambda: tanh_mixture(0.0), "step"),
+        (lambda: normalizer_kernels("batchnorm", 1, 0), "normalizer"),
+        (lambda: normalizer_kernels("derf", 0.0, 0), "q"),
+        (lambda: normalizer_kernels("derf", 1, [0.5, -1.5]), "p"),
+        (lambda: normalizer_kernels("dyt", 1, 0.5, alpha=-1), "alpha"),
+        (lambda: normalizer_kernels("derf", [1, 2], [0, 0, 0]), "q, p, alpha"),
+        (lambda: normalizer_kernels("derf", 1, 0, alpha="one"), "alpha"),
+        (lambda: normalizer_kernels("dyt", 1, 0, alpha=1e200), "q, alpha"),
+        (lambda: normalizer_kernels("layernorm", 1e-310, 0), "q, alpha"),
+        (lambda: attention_gain(VIT_B, "linear"), "attention"),
+        (lambda: attention_gain(VIT_B, "boosted", rounds=0), "rounds"),
+        (lambda: attention_gain(VIT_B, "boosted", gate=1.5), "gate"),
+        (lambda: attention_gain(Sigmas(1e60), "boosted", rounds=99), "rounds"),
+        (lambda: attention_gain(VIT_B, "boosted", kv_from="context"), "kv_from"),
+        (lambda: attention_gain((1, 1)), "sigmas"),
+        (lambda: recursion(3, sigmas=Sigmas(out=-1)), "sigmas.out"),
+        (lambda: recursion(3, sigmas=Sigmas(up=np.ones(2))), "sigmas.up"),
+        (lambda: recursion(3, sigmas=VIT_B.times(1e90)), "sigmas.value"),
+        (lambda: recursion(9, normalizer="derf", sigmas=VIT_B.times(1e40)), "depth"),
+        (lambda: recursion(3, q0=[1, 2], n=[2, 3, 4]), "q0, p0, n, alpha"),
+        (lambda: Sigmas.of_std(-1, 8, 8), "std"),
+        (lambda: Sigmas.of_std(0.02, 8.5, 8), "d_model"),
+        (lambda: VIT_B.times(math.inf), "factor"),
+        (lambda: recursion(0), "depth"),
+        (lambda: recursion(3, normalizer="none"), "normalizer"),
+        (lambda: recursion(3, direction="up"), "direction"),
+        (lambda: recursion(3, q0=math.nan), "q0"),
+        (lambda: recursion(3, p0=1.2), "p0"),
+        (lambda: recursion(3, p0=-0.1, n=4, every_term=False), "p0"),
+        (lambda: recursion(3, p0=-0.5, n=4), "p0"),
+        (lambda: recursion(3, every_term="False"), "every_term"),
+        (lambda: recursion(3, p0="0.2"), "p0"),
+        (lambda: recursion(3, q0=True), "q0"),
+        (lambda: recursion(3, n=1), "n"),
+        (lambda: recursion(3, n=10**400), "n"),
+        (lambda: recursion(3, alpha=0), "alpha"),
+        (lambda: power_law_exponent(Sigmas(0, 0, 0, 0)), "sigmas"),
+        (lambda: stretched_exponential(1.0, Sigmas(up=0)), "sigmas"),
+        (lambda: stretched_exponential(0, VIT_B), "alpha"),
+        (lambda: stretched_exponential(1, Sigmas(up=1e40, down=1e40)), "alpha, sigmas"),
+        (lambda: stretched_exponential(1, VIT_B, normalizer="layernorm"), "normalizer"),
+        (lambda: equiangular_tokens(1, 4), "n"),
+        (lambda: equiangular_tokens(5, 4), "d"),
+        (lambda: equiangular_tokens(3, 4, p0=-0.6), "p0"),
+        (lambda: equiangular_tokens(3, 4, q0=[1.0, 2.0]), "q0"),
+        (lambda: equiangular_tokens(3, 4, batch_size=0), "batch_size"),
+        (lambda: equiangular_tokens(3, 4, dtype=torch.int64), "dtype"),
+        (lambda: initialize(LINEAR, VIT_B), "blocks"),
+        (lambda: initialize([Block(4, 2)], VIT_B, alpha=0.5), "alpha"),
+        (lambda: initialize([Block(4, 2, normalizer="dyt")], VIT_B, alpha=-1.0), "alpha"),
+        (lambda: initialize((Block(4, 2) for _ in range(2)), VIT_B), "blocks"),
+        (lambda: initialize([Block(4, 2)], 0.02), "sigmas"),
+        (lambda: measure(nn.Linear(4, 4), X), "blocks"),
+        (lambda: measure([], X), "blocks"),
+        (lambda: measure([torch.tanh], X), "blocks"),
+        (lambda: measure([nn.Linear(4, 3)], X), "blocks"),
+        (lambda: measure([Broken(lambda x: (x, x))], X), "blocks"),
+        (lambda: measure([Broken(lambda x: x / 0)], X), "blocks"),
+        (lambda: measure(LINEAR, X[0]), "x"),
+        (lambda: measure(LINEAR, X.long()), "x"),
+        (lambda: measure(LINEAR, X[:, :1]), "x"),
+        (lambda: measure(LINEAR, X / 0), "x"),
+        (lambda: measure(LINEAR, X, causal="False"), "causal"),
+        (lambda: measure(LINEAR, X, progress="no"), "progress"),
+        (lambda: exact_norms(LINEAR, X, causal="False"), "causal"),
+        (lambda: measure(LINEAR, X, draws=0), "draws"),
+        (lambda: measure(LINEAR, X, direction="both"), "direction"),
+        (lambda: exact_norms(LINEAR, torch.zeros(1, 600, 4)), "x"),
+        (lambda: exact_norms(LINEAR, X, direction="sideways"), "direction"),
+    ],
+)
+def test_faults_are_named(call, argument):
+    with refused(argument):
         call()
 
 
 @pytest.mark.parametrize("direction", ["backward", "forward"])
 @pytest.mark.parametrize("ask", [partial(measure, progress=False), exact_norms], ids=["measure", "exact_norms"])
 @pytest.mark.parametrize(
-    ("block", "says"),
+    "block",
     [
-        (Broken(torch.sqrt), "blocks: got a derivative at depth [12] that is not finite"),
-        (Broken(torch.detach), "blocks: got block 1, through which no derivative flows"),
-        (Broken(lambda x: LINEAR[0](x.detach())), "blocks: got block 1, through which no derivative flows"),
-        (Broken(torch.zeros_like), "blocks: got block 1, through which no derivative flows"),
+        Broken(torch.sqrt),
+        Broken(torch.detach),
+        Broken(lambda x: LINEAR[0](x.detach())),
+        Broken(torch.zeros_like),
     ],
     ids=["not finite", "detached", "detached before its weights", "constant"],
 )
-def test_both_ways_and_both_functions_refuse_the_same_blocks(block, says, ask, direction):
-    with pytest.raises(ValueError, match=says):
+def test_both_ways_and_both_functions_refuse_the_same_blocks(block, ask, direction):
+    with refused("blocks"):
         ask([nn.Identity(), block, nn.Identity()], X, direction=direction)
 
 
-@pytest.mark.parametrize("alpha", [math.nan, "x", [1.0], 0, None])
-def test_a_refused_initialization_leaves_the_weights(alpha):
+@pytest.mark.parametrize(
+    ("blocks", "alpha", "argument"),
+    [(lambda block: [block], 0, "alpha"), (lambda block: [block, nn.Linear(4, 4)], None, "blocks")],
+    ids=["alpha", "blocks"],
+)
+def test_a_refused_initialization_leaves_the_weights(blocks, alpha, argument):
     block = Block(4, 2, normalizer="derf")
     before = {name: weight.clone() for name, weight in block.state_dict().items()}
-    with pytest.raises(ValueError, match="^alpha" if alpha is not None else "^blocks: got block 1 with a Linear"):
-        initialize([block] if alpha is not None else [block, nn.Linear(4, 4)], VIT_B, alpha=alpha)
+    with refused(argument):
+        initialize(blocks(block), VIT_B, alpha=alpha)
     assert all(torch.equal(before[name], weight) for name, weight in block.state_dict().items())
 
 
 def test_a_failed_measurement_restores_the_modes():
     net = [nn.Dropout(0.5), Broken(lambda x: x / 0)]
-    with pytest.raises(ValueError, match="block 1"):
+    with refused("blocks"):
         measure(net, X)
     assert net[0].training

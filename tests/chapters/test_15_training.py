@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch import nn
 
 from claims import claim
@@ -177,9 +178,8 @@ WRONG = [
 
 @pytest.mark.parametrize("options, argument", WRONG, ids=lambda x: str(x)[:30])
 def test_a_wrong_setting_is_named(options, argument):
-    with pytest.raises(ArgumentError) as error:
+    with refused(argument):
         config(**options)
-    assert error.value.argument == argument
 
 
 def test_a_config_goes_through_json():
@@ -224,12 +224,10 @@ def test_schedule_values():
 
 @pytest.mark.parametrize("step", [-1, 8, 1.5, "0"])
 def test_a_step_outside_the_run(step):
-    with pytest.raises(ArgumentError) as error:
+    with refused("steps"):
         learning_rate(config(), 0, 2.5)
-    assert error.value.argument == "steps"
-    with pytest.raises(ArgumentError) as error:
+    with refused("step"):
         learning_rate(TrainConfig(steps=8), step, 8)
-    assert error.value.argument == "step"
 
 
 def test_groups_take_each_parameter_once():
@@ -241,7 +239,7 @@ def test_groups_take_each_parameter_once():
     assert [p.shape for p in decays["params"]] == [(V, 6), (V, 6)] and [p.shape for p in rest["params"]] == [(V,)]
     decays, rest = decay_groups(model, 0.3, "everything")
     assert len(decays["params"]) == 3 and rest["params"] == []
-    with pytest.raises(ValueError, match="model: got no parameter that learns; want one or more"):
+    with refused("model"):
         decay_groups(model.requires_grad_(False), 0.3)
 
 
@@ -261,20 +259,16 @@ def test_what_decays():
 @pytest.mark.parametrize(
     "call, argument",
     [
-        (
-            lambda: decay_groups(Toy(), 0.1, "Everything"),
-            "decay",
-        ),
+        (lambda: decay_groups(Toy(), 0.1, "Everything"), "decay"),
         (lambda: decay_groups(Toy(), -0.1), "weight_decay"),
         (lambda: step_seed(1.7, 0), "seed"),
         (lambda: step_seed(0, -1), "step"),
         (lambda: step_seed(0, 0, "1"), "process"),
     ],
 )
-def test_parts_of_a_run_say_what_is_wrong(call, argument):
-    with pytest.raises(ArgumentError) as error:
+def test_parts_of_a_run_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
-    assert error.value.argument == argument
 
 
 def test_seeds_of_steps():
@@ -367,14 +361,12 @@ def test_documents_are_trained_as_if_each_stood_alone(parts):
 
 
 def test_documents_want_a_model_that_takes_them():
-    message = "document_end: got 3 with a Toy; want None, or a model whose forward takes documents and reduction"
-    with pytest.raises(ValueError, match=message):
+    with refused("document_end"):
         run(Toy(), document_end=END)
-    with pytest.raises(ValueError, match=message):
+    with refused("document_end"):
         evaluate(Toy(), CORPUS.valid, document_end=END)
-    with pytest.raises(ArgumentError) as error:
+    with refused("document_end"):
         evaluate(boosted_model(), CORPUS.valid, document_end="x")
-    assert error.value.argument == "document_end"
 
 
 def test_no_model_moves_the_data_or_the_callers_generator():
@@ -418,12 +410,13 @@ def test_a_history_goes_through_json():
     history = run()
     assert History.from_dict(json.loads(json.dumps(history.to_dict()))) == history
     assert History.from_dict(History().to_dict()) == History()
-    with pytest.raises(ValueError, match="history, best_step: got nothing"):
+    with refused("history, best_step"):
         History.from_dict({name: x for name, x in History().to_dict().items() if name != "best_step"})
     for change in ({"tokens": [1]}, {"finished": "no"}, {"best_step": None}, {"loss": None}):
-        with pytest.raises(ValueError, match=next(iter(change))):
+        with pytest.raises(ArgumentError) as caught:
             History.from_dict(history.to_dict() | change)
-    with pytest.raises(ValueError, match="history, step: got nothing; want a list"):
+        assert {*change} <= {*caught.value.argument.split(", ")}
+    with refused("history, step"):
         History.from_dict([])
 
 
@@ -495,7 +488,7 @@ def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
     model = Toy()
     with torch.no_grad():
         model.head.bias[0] = bad
-    with pytest.raises(ValueError, match="model: got a loss of (nan|inf); want a finite one: look for NaN"):
+    with refused("model"):
         evaluate(model, TOKENS, n_bytes=n_bytes)
 
 
@@ -505,19 +498,15 @@ def test_a_loss_that_is_not_finite_is_no_score(bad, n_bytes):
         ({"length": 0}, "length"),
         ({"context": 8}, "context"),
         ({"batch_size": 0}, "batch_size"),
-        ({"n_bytes": 0}, "n_bytes"),
     ],
 )
-def test_evaluate_says_what_is_wrong(options, argument):
-    with pytest.raises(ArgumentError) as error:
+def test_evaluate_names_what_is_wrong(options, argument):
+    with refused(argument):
         evaluate(Toy(), TOKENS, **options)
-    assert error.value.argument == argument
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokens"):
         evaluate(Toy(), TOKENS[:1])
-    assert error.value.argument == "tokens"
-    with pytest.raises(ArgumentError) as error:
+    with refused("length"):
         evaluate(nn.Linear(1, 1), TOKENS)
-    assert error.value.argument == "length"
 
 
 # ---- Errors of train ----
@@ -525,37 +514,26 @@ def test_evaluate_says_what_is_wrong(options, argument):
 
 def test_a_window_longer_than_learned_positions_is_named():
     model = small_model()
-    message = "length: got 16; want at most max_length = 8, as positions are learned"
     for call in (lambda: run(model, length=16), lambda: evaluate(model, CORPUS.valid, length=16)):
-        with pytest.raises(ValueError, match=message):
+        with refused("length"):
             call()
 
 
 def test_bytes_that_cannot_be_are_named_before_the_work():
     model = Toy()
-    with pytest.raises(ArgumentError) as error:
+    with refused("n_bytes"):
         evaluate(model, TOKENS, n_bytes=0)
-    assert error.value.argument == "n_bytes"
     assert not model.seen
 
 
-NO_SUMS = {
-    "mean over the targets": (
-        Mean,
-        "model: got a loss of .* for a window, .* for two of it; want with reduction='sum'",
-    ),
-    "logits": (Logits, "model: got Tensor of shape .*; want one number, the summed loss, with reduction='sum'"),
-}
-
-
-@pytest.mark.parametrize(("model", "message"), NO_SUMS.values(), ids=NO_SUMS)
-def test_a_model_whose_loss_is_no_sum_is_refused(model, message, tmp_path):
+@pytest.mark.parametrize("model", [Mean, Logits])
+def test_a_model_whose_loss_is_no_sum_is_refused(model, tmp_path):
     """Its perplexity would be near one, untrained."""
-    with pytest.raises(ValueError, match=message):
+    with refused("model", "reduction='sum'"):
         run(model(), folder=tmp_path)
     assert not checkpoints(tmp_path)
     for tokens in (TOKENS, TOKENS[:2]):
-        with pytest.raises(ValueError, match=message):
+        with refused("model", "reduction='sum'"):
             evaluate(model(), tokens)
 
 
@@ -585,9 +563,7 @@ def test_a_model_of_another_kind_without_logits_is_named():
         def forward(self, x, targets):
             return self.logits(x).mean()
 
-    with pytest.raises(
-        ValueError, match=r"model: got Tensor; want logits \(B, T, V\), alone, in a tuple or as .logits"
-    ):
+    with refused("model", ".logits"):
         run(MeanAlone())
 
 
@@ -623,28 +599,26 @@ def over_two_gpus(model):
     "model", [Passing(Pair()), Passing(LogitsAlone()), nn.Sequential(Pair()).forward, over_two_gpus(Toy())]
 )
 def test_a_model_that_cannot_be_called_is_named(model, tmp_path):
-    with pytest.raises(ValueError, match="^model: got "):
+    with refused("model"):
         run(model, folder=tmp_path, length=T)
     assert not checkpoints(tmp_path)
-    with pytest.raises(ValueError, match="^model: got "):
+    with refused("model"):
         evaluate(model, TOKENS, length=T)
 
 
 def test_the_length_of_a_hugging_face_model_is_asked_for():
     model = HuggingFace()
     model.config.max_position_embeddings = 2048  # and its max_length once was 20, of generation
-    with pytest.raises(ArgumentError) as error:
+    with refused("length"):
         run(model)
-    assert error.value.argument == "length"
     assert run(model, length=T).finished
 
 
 def test_tokens_that_the_model_has_not_are_refused():
     beyond = np.append(TOKENS, V)
-    with pytest.raises(ValueError, match="model: got a vocabulary of 20; want the 21 of the corpus"):
+    with refused("model"):
         run(corpus=SimpleNamespace(train=TOKENS, valid=beyond))
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokens"):
         evaluate(Toy(), beyond)
-    assert error.value.argument == "tokens"
-    with pytest.raises(ValueError, match="tokens: got numbers from -100 to 19"):  # a target that is not scored
+    with refused("tokens"):  # a target that is not scored
         evaluate(Toy(), np.append(TOKENS, -100))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refused
 
 from diagnosed_models import KINDS, batch_of, model_of
 from gbattn.attention import causal_mask
@@ -28,7 +29,6 @@ from gbattn.diagnostics import (
     with_gates,
     without_round,
 )
-from gbattn.ground.arguments import ArgumentError
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.layers import LAYERS, MultiHeadAttention, register
 from gbattn.retrieval import encode, induction_layer
@@ -263,13 +263,16 @@ def test_the_second_half_of_the_heads_is_a_correction_of_the_first():
 
 
 def test_an_edit_is_undone_whatever_happens():
+    class Stop(Exception):
+        pass
+
     model, batch = model_of(), batch_of()
     expected = model(batch.inputs)
 
     def fail(layer, inputs):
-        raise RuntimeError("stop")
+        raise Stop
 
-    with pytest.raises(RuntimeError, match="stop"), edited(model, {1: fail}):
+    with pytest.raises(Stop), edited(model, {1: fail}):
         model(batch.inputs)
     assert torch.equal(model(batch.inputs), expected)
 
@@ -341,20 +344,19 @@ WEIGHTS = torch.eye(4)[None, None]
     ],
 )
 def test_bad_input_is_refused_by_its_name(call, argument):
-    with pytest.raises(ArgumentError) as caught:
+    with refused(argument):
         call()
-    assert caught.value.argument == argument
 
 
 def test_layers_that_cannot_be_diagnosed_are_refused():
-    with pytest.raises(ValueError, match="layer: got one round of one head; want two heads or more"):
+    with refused("layer"):
         trace(model_of("multi_head", n_heads=1), batch_of().inputs)
-    with pytest.raises(ValueError, match="model: got TwicingAttention; want a model of GradientBoostedAttention"):
+    with refused("model"):
         with edited(model_of("twicing"), {0: patched(("keys",))}) as _, torch.no_grad():
             model = model_of("twicing")
             with edited(model, {0: patched(("keys",))}):
                 model(batch_of().inputs)
     model = model_of()
-    with pytest.raises(ValueError, match="edits: got a layer that is edited; want one edit of a layer at a time"):
+    with refused("edits"):
         with edited(model, {0: stopped()}), edited(model, {0: stopped()}):
             pass

@@ -3,10 +3,10 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 from signs import with_sign
 
 from claims import claim
@@ -24,14 +24,7 @@ from gbattn.routing import (
 
 F64 = torch.float64
 
-
-@pytest.fixture(autouse=True)
-def in_double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(F64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_double_precision")
 
 
 class Problem:
@@ -388,7 +381,6 @@ def test_the_forward_algorithm_is_enumeration():
 
 # ---------------------------------------------------------------- bad input
 
-LAYER, X = MultiHeadAttention(4, 2), np.zeros(())
 ONES = torch.ones(2, 3, dtype=F64)
 
 
@@ -427,28 +419,28 @@ def another_layer():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: routing_law(ONES.long(), ONES), "weights: got dtype torch.int64"),
-        (lambda: routing_law(ONES, ONES[:1]), r"b: got shape \(1, 3\); want \(2, 3\), as weights"),
-        (lambda: routing_law(ONES, ONES.float()), "b: got dtype torch.float32"),
-        (lambda: routing(torch.nn.Linear(2, 2), lambda: 0), "layer: got .*; want an attention layer with attend_heads"),
-        (lambda: routing(MultiHeadAttention(4, 2), 3), "loss: got 3; want a function without arguments"),
-        (unnormalised, "layer: got weights that are not normalised; want .* rows sum to one"),
-        (attends_elsewhere, "layer: got one that attends elsewhere; want an attention layer with attend_heads"),
-        (in_training_with_dropout, r"layer: got dropout while training; want none: call .eval\(\) first"),
-        (run_twice, "loss: got 2 runs of the layer; want one run of it"),
-        (another_layer, "loss: got one that does not depend on it; want a number that depends on the layer"),
-        (lambda: routing(MultiHeadAttention(4, 2), lambda: torch.ones(())), "loss: got 0 runs of the layer"),
-        (lambda: sticky_transition(1), "n_symbols: got 1; want 2 or more"),
-        (lambda: sticky_transition(8, -0.1), "self_entry: got -0.1; want"),
-        (lambda: forward_algorithm(ONES[0], ONES, ONES), r"likelihood: got shape \(2, 3\)"),
-        (lambda: forward_algorithm(ONES[0], ONES, ONES[None]), r"transition: got shape \(2, 3\)"),
-        (lambda: forward_algorithm(ONES[0, :2], ONES, ONES[None]), r"start: got shape \(2,\)"),
+        (lambda: routing_law(ONES.long(), ONES), "weights"),
+        (lambda: routing_law(ONES, ONES[:1]), "b"),
+        (lambda: routing_law(ONES, ONES.float()), "b"),
+        (lambda: routing(torch.nn.Linear(2, 2), lambda: 0), "layer"),
+        (lambda: routing(MultiHeadAttention(4, 2), 3), "loss"),
+        (unnormalised, "layer"),
+        (attends_elsewhere, "layer"),
+        (in_training_with_dropout, "layer"),
+        (run_twice, "loss"),
+        (another_layer, "loss"),
+        (lambda: routing(MultiHeadAttention(4, 2), lambda: torch.ones(())), "loss"),
+        (lambda: sticky_transition(1), "n_symbols"),
+        (lambda: sticky_transition(8, -0.1), "self_entry"),
+        (lambda: forward_algorithm(ONES[0], ONES, ONES), "likelihood"),
+        (lambda: forward_algorithm(ONES[0], ONES, ONES[None]), "transition"),
+        (lambda: forward_algorithm(ONES[0, :2], ONES, ONES[None]), "start"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
 
 
@@ -464,5 +456,5 @@ def test_an_observation_that_no_state_emits_is_named():
 
     likelihood = torch.ones(1, 3, 2)
     likelihood[0, 1] = 0
-    with pytest.raises(ValueError, match="^likelihood: "):
+    with refused("likelihood"):
         forward_algorithm(torch.tensor([0.5, 0.5]), torch.eye(2), likelihood)

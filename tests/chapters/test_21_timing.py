@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch import nn
 
 from claims import claim
@@ -199,12 +200,12 @@ def test_what_is_removed():
     assert removed_budget(cosine, HoldAndRamp(), 1000) > 0.05
 
 
-@pytest.mark.parametrize("name", ["multiplier", "hold", "ramp", "start"])
-def test_a_wrong_schedule_is_named(name):
-    with pytest.raises(ValueError, match=name):
-        HoldAndRamp(**{name: -0.1})
-    with pytest.raises(ValueError, match=name):
-        schedule_multiplier(1, 10, **{name: math.nan})
+@pytest.mark.parametrize("argument", ["multiplier", "hold", "ramp", "start"])
+def test_a_wrong_schedule_is_named(argument):
+    with refused(argument):
+        HoldAndRamp(**{argument: -0.1})
+    with refused(argument):
+        schedule_multiplier(1, 10, **{argument: math.nan})
 
 
 # ---------------------------------------------------------------- slowed parameters
@@ -223,15 +224,15 @@ def test_exactly_these_matrices(attention, layers, numbers):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, argument",
     [
         (dict(layers="top"), "layers"),
         (dict(projections=("up",)), "projections"),
         (dict(model=nn.Linear(2, 2)), "model"),
     ],
 )
-def test_what_cannot_be_slowed_is_named(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_slowed_is_named(change, argument):
+    with refused(argument):
         slowed(**dict(model=small()) | change)
 
 
@@ -331,30 +332,29 @@ def test_other_rates_are_another_run(tmp_path):
     model, config = small(), TrainConfig(steps=4, batch_size=4, checkpoint_every=2)
     train(model, CORPUS, config, rates=[slowed(model)], folder=tmp_path, **QUIET)
     for rates in ([], [slowed(model, multiplier=HoldAndRamp(0.5))], [slowed(model, "all")]):
-        with pytest.raises(ValueError, match="rates 0"):
+        with refused("folder"):
             train(small(), CORPUS, config, rates=rates, folder=tmp_path, **QUIET)
 
 
 @pytest.mark.parametrize(
-    "rates, message",
+    "rates, argument",
     [
         ([RateGroup(("blocks.9",), HoldAndRamp())], "rates"),
-        ([RateGroup(("blocks.0.ffn.up.weight",) * 2, HoldAndRamp())], "each parameter once"),
+        ([RateGroup(("blocks.0.ffn.up.weight",) * 2, HoldAndRamp())], "rates"),
         ([RateGroup(("token_embedding",), lambda *_: 1)], "rates"),
         ([RateGroup((), lambda *_: -1.0)], "multiplier"),
-        ([RateGroup((), lambda *_: math.nan)], "multiplier"),
-        (["slow"], "a RateGroup"),
+        (["slow"], "rates"),
     ],
 )
-def test_wrong_rates_are_named(rates, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_rates_are_named(rates, argument):
+    with refused(argument):
         train(small(), CORPUS, TrainConfig(steps=1, batch_size=2), rates=rates, **QUIET)
 
 
 def test_a_frozen_parameter_has_no_rate():
     model = small()
     model.blocks[2].attention.query.weight.requires_grad_(False)
-    with pytest.raises(ValueError, match="parameters that learn"):
+    with refused("rates"):
         train(model, CORPUS, TrainConfig(steps=1, batch_size=2), rates=[slowed(model)], **QUIET)
 
 
@@ -405,14 +405,14 @@ def test_cka_sees_no_rotation_scale_or_shift(seed, D):
 
 
 def test_a_constant_has_no_cka():
-    with pytest.raises(ValueError, match="variance"):
+    with refused("first, second"):
         linear_cka(torch.ones(4, 2), torch.randn(4, 2))
 
 
 def test_crossing():
     assert crossing([0, 10, 20], [1.0, 0.6, 0.2], 0.5) == 12.5
     assert crossing([3, 10], [0.1, 0.6], 0.5) == 3 and crossing([0, 10], [1, 0.9], 0.5) == 10
-    with pytest.raises(ValueError, match="values"):
+    with refused("values"):
         crossing([0, 1], [1.0], 0.5)
 
 
@@ -509,39 +509,39 @@ def test_the_maturity_rule_in_its_times():
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, argument",
     [
-        (dict(tokens=torch.zeros(1, 1, dtype=torch.int64)), "^tokens: got 1 tokens"),
-        (dict(tokens=torch.zeros(2, 8)), "^tokens: got dtype"),
-        (dict(earliest=0.2, latest=0.1), "earliest"),
+        (dict(tokens=torch.zeros(1, 1, dtype=torch.int64)), "tokens"),
+        (dict(tokens=torch.zeros(2, 8)), "tokens"),
+        (dict(earliest=0.2, latest=0.1), "earliest, latest"),
         (dict(every=0.0), "every"),
         (dict(threshold=1.5), "threshold"),
         (dict(multiplier=-1.0), "multiplier"),
     ],
 )
-def test_a_wrong_rule_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_wrong_rule_is_named(options, argument):
+    with refused(argument):
         MaturityRule(**dict(tokens=torch.zeros(2, 8, dtype=torch.int64)) | options)
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, argument",
     [
-        (dict(x=(torch.ones(3, 2),)), "^x: got 1 tensors"),
-        (dict(w_q=(torch.ones(3, 2), torch.ones(3, 2))), "^x: got shape"),
-        (dict(w_k=(torch.ones(2, 5), torch.ones(2, 5))), "^w_k: got shape"),
+        (dict(x=(torch.ones(3, 2),)), "x"),
+        (dict(w_q=(torch.ones(3, 2), torch.ones(3, 2))), "x"),
+        (dict(w_k=(torch.ones(2, 5), torch.ones(2, 5))), "w_k"),
     ],
 )
-def test_what_has_no_drift_is_named(options, message):
+def test_what_has_no_drift_is_named(options, argument):
     pair = lambda *shape: (torch.ones(*shape), torch.ones(*shape))
-    with pytest.raises(ValueError, match=message):
+    with refused(argument):
         score_drift_bound(**dict(x=pair(3, 2), w_q=pair(2, 4), w_k=pair(2, 4)) | options)
 
 
 def test_what_was_not_observed_has_no_result():
-    with pytest.raises(ValueError, match="^observe: got no call"):
+    with refused("observe"):
         Specialisation(a_batch(), at=()).result()
-    with pytest.raises(ValueError, match="^at: got"):
+    with refused("at"):
         Specialisation(a_batch(), at=[-1])
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.blocks import Block, FeedForward
@@ -271,7 +272,7 @@ def test_a_document_does_not_depend_on_the_one_before(rule):
         layer(x[:, :14], cache=cache)
         cache.crop(0)
         assert torch.equal(layer(x, cache=cache), layer(x, cache=layer.make_cache(3, 40)))
-        with pytest.raises(ValueError, match="cannot forget a part"):
+        with refused("length"):
             cache.crop(5)
         layer(x[:, :7], cache=cache)  # and sequences may change places
         swapped = layer.make_cache(3, 40)
@@ -389,45 +390,45 @@ z, v = torch.ones(4, 3), torch.ones(4, 2)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: shift_in_chunks(z, 1, chunk=0), "chunk: got 0; want a positive integer"),
-        (lambda: shift_in_chunks(z, 1.5, chunk=2), "offset: got 1.5; want an integer"),
-        (lambda: shift_in_chunks(z.long(), 1, chunk=2), "x: got dtype torch.int64"),
-        (lambda: read_chunks(z, v[:3], chunk=2), "values: got shape"),
-        (lambda: read_chunks(z, v.double(), chunk=2), "values: got dtype torch.float64"),
-        (lambda: read_chunks(z, v, chunk=2, fast=torch.ones(2, 2)), "fast: got shape"),
-        (lambda: chunk_writes(z, v[:3], chunk=2), "targets: got shape"),
-        (lambda: chunk_writes(z, v, chunk=2, rule="ols"), "rule: got 'ols'"),
-        (lambda: chunk_writes(z, v, chunk=2, rate=0), "rate: got 0; want a positive"),
-        (lambda: chunk_writes(z, v, chunk=2, rounds=0), "rounds: got 0"),
-        (lambda: FastWeightFeedForward(4, chunk=0), "chunk: got 0"),
-        (lambda: FastWeightFeedForward(4, reach=-1), "reach: got -1; want 0 or more"),
-        (lambda: FastWeightFeedForward(4, offset=0.5), "offset: got 0.5"),
-        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 5)), "x: got shape"),
-        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), causal=False), "causal: got False; want True"),
-        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), mask=torch.ones(3, 3)), "mask: got a tensor; want None"),
-        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), score_mod=abs), "score_mod: got a function; want None"),
-        (lambda: FastWeightFeedForward(4).make_cache(1, 8, static=True), "static: got True; want False"),
-        (lambda: make_attention("fast_feed_forward", 4, 2, chunks=3), "options: got 'chunks'"),
-        (lambda: with_fast_weights(3), "model: got 3; want a LanguageModel"),
-        (lambda: with_fast_weights(models()[0], [3]), "layers: got 3; want blocks from 0 to 2"),
-        (lambda: with_fast_weights(models()[0], [1, 1]), "layers: got 1; want blocks from 0 to 2, each once"),
-        (lambda: with_fast_weights(models()[1]), "layers: got 0; want blocks with a feed-forward layer"),
+        (lambda: shift_in_chunks(z, 1, chunk=0), "chunk"),
+        (lambda: shift_in_chunks(z, 1.5, chunk=2), "offset"),
+        (lambda: shift_in_chunks(z.long(), 1, chunk=2), "x"),
+        (lambda: read_chunks(z, v[:3], chunk=2), "values"),
+        (lambda: read_chunks(z, v.double(), chunk=2), "values"),
+        (lambda: read_chunks(z, v, chunk=2, fast=torch.ones(2, 2)), "fast"),
+        (lambda: chunk_writes(z, v[:3], chunk=2), "targets"),
+        (lambda: chunk_writes(z, v, chunk=2, rule="ols"), "rule"),
+        (lambda: chunk_writes(z, v, chunk=2, rate=0), "rate"),
+        (lambda: chunk_writes(z, v, chunk=2, rounds=0), "rounds"),
+        (lambda: FastWeightFeedForward(4, chunk=0), "chunk"),
+        (lambda: FastWeightFeedForward(4, reach=-1), "reach"),
+        (lambda: FastWeightFeedForward(4, offset=0.5), "offset"),
+        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 5)), "x"),
+        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), causal=False), "causal"),
+        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), mask=torch.ones(3, 3)), "mask"),
+        (lambda: FastWeightFeedForward(4)(torch.ones(1, 3, 4), score_mod=abs), "score_mod"),
+        (lambda: FastWeightFeedForward(4).make_cache(1, 8, static=True), "static"),
+        (lambda: make_attention("fast_feed_forward", 4, 2, chunks=3), "options"),
+        (lambda: with_fast_weights(3), "model"),
+        (lambda: with_fast_weights(models()[0], [3]), "layers"),
+        (lambda: with_fast_weights(models()[0], [1, 1]), "layers"),
+        (lambda: with_fast_weights(models()[1]), "layers"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()
 
 
 def test_a_cache_of_another_layer_or_with_gradients():
     layer, x = layer_of(chunk=4)
-    with pytest.raises(ValueError, match="cache: got one of other shapes"):
+    with refused("cache"):
         layer(x, cache=layer_of(chunk=5)[0].make_cache(3, 22))
     cache = layer.make_cache(3, 22)
-    with pytest.raises(ValueError, match="decode under torch.no_grad"):
+    with refused("cache", "torch.no_grad"):
         layer(x, cache=cache)
-    with torch.no_grad(), pytest.raises(ValueError, match="tokens: got 30"):
+    with torch.no_grad(), refused("tokens"):
         layer(torch.cat([x, x], 1)[:, :30], cache=cache)
     assert cache.length == 0

@@ -458,23 +458,23 @@ def test_a_refused_argument_is_named_before_a_model_runs(draft, options, argumen
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda p: lifted_probability(p, -1), "delta: got -1; want"),
-        (lambda p: lifted_probability(p.long(), 1), "q: got dtype torch.int64"),
-        (lambda p: clipped_law(p, p[:2], 1), r"q: got \(2,\); want \(3,\), as p"),
-        (lambda p: clipped_law(p, p, -1), "spread: got -1; want"),
-        (lambda p: emitted_law(p.long(), p, accept_exactly), "p: got dtype torch.int64"),
-        (lambda p: emitted_law(p, p[:2], accept_exactly), r"q: got \(2,\); want \(3,\), as p"),
-        (lambda p: accept_typical(p, p[:2], torch.tensor(0)), r"q: got \(2,\); want \(3,\), as p"),
-        (lambda p: accept_typical(p, p, torch.tensor(0.5)), "proposed: got dtype torch.float32"),
-        (lambda p: accept_constrained(p, p, torch.zeros(1).long(), delta=1), r"proposed: got shape \(1,\); want"),
-        (lambda p: accept_typical(p, p, torch.tensor(0), alpha=0), "alpha: got 0; want a positive"),
-        (lambda p: accept_constrained(p, p, torch.tensor(0), delta=math.nan), "delta: got nan"),
-        (lambda p: first_round(3), "model: got 3; want a LanguageModel"),
-        (lambda p: first_round(LanguageModel(ModelConfig(**SHAPE))), "model: got no boosted layer; want one or more"),
+        (lambda p: lifted_probability(p, -1), "delta"),
+        (lambda p: lifted_probability(p.long(), 1), "q"),
+        (lambda p: clipped_law(p, p[:2], 1), "q"),
+        (lambda p: clipped_law(p, p, -1), "spread"),
+        (lambda p: emitted_law(p.long(), p, accept_exactly), "p"),
+        (lambda p: emitted_law(p, p[:2], accept_exactly), "q"),
+        (lambda p: accept_typical(p, p[:2], torch.tensor(0)), "q"),
+        (lambda p: accept_typical(p, p, torch.tensor(0.5)), "proposed"),
+        (lambda p: accept_constrained(p, p, torch.zeros(1).long(), delta=1), "proposed"),
+        (lambda p: accept_typical(p, p, torch.tensor(0), alpha=0), "alpha"),
+        (lambda p: accept_constrained(p, p, torch.tensor(0), delta=math.nan), "delta"),
+        (lambda p: first_round(3), "model"),
+        (lambda p: first_round(LanguageModel(ModelConfig(**SHAPE))), "model"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call(torch.ones(3, dtype=F64) / 3)

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.attention import padding_mask
@@ -224,13 +225,13 @@ def test_lower_precision_and_large_scores(dtype):
 
 def test_an_iteration_that_is_not_done_says_so():
     S = 6 * drawn(8, 8)
-    with pytest.warns(RuntimeWarning, match="scores: after 2 iterations a column sum is off by .*; the tolerance is"):
+    with pytest.warns(RuntimeWarning, match="2 iterations"):
         sinkhorn_weights(S, iterations=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sinkhorn_weights(S, iterations=2, tolerance=None)
     causal = torch.ones(6, 6).tril().bool()
-    with pytest.warns(RuntimeWarning, match="scores: after 100"):
+    with pytest.warns(RuntimeWarning, match="100 iterations"):
         sinkhorn_weights(drawn(6, 6), mask=causal, iterations=100)
 
 
@@ -340,7 +341,7 @@ def test_it_is_registered():
 
 def test_it_is_no_layer_of_a_language_model():
     """Which would read the tokens to come."""
-    with pytest.raises(ValueError, match="attention: got 'sinkhorn'; want a layer that can be causal"):
+    with refused("attention"):
         ModelConfig(vocab_size=9, attention="sinkhorn")
 
 
@@ -353,25 +354,25 @@ def decoding(**options):
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: sinkhorn_weights(torch.ones(3)), r"scores: got shape \(3,\); want"),
-        (lambda: sinkhorn_weights(torch.ones(0, 3)), r"scores: got shape \(0, 3\); want"),
-        (lambda: sinkhorn_weights(torch.ones(3, 3).long()), "scores: got dtype torch.int64; want"),
-        (lambda: sinkhorn_weights(torch.ones(3, 3), iterations=-1), "iterations: got -1; want an integer"),
-        (lambda: sinkhorn_weights(torch.ones(3, 3), tolerance=0.0), "tolerance: got 0.0; want"),
-        (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(3, 3)), "mask: got dtype torch.float32; want"),
-        (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(2, 3).bool()), "mask: got shape"),
-        (lambda: SinkhornAttention(8, 2, iterations=1.0), "iterations: got 1.0; want an integer"),
-        (lambda: SinkhornAttention(8, 2, dropout=0.1), "dropout: got 0.1; want 0: the columns"),
-        (lambda: SinkhornAttention(8, 2, causal=True), "causal: got True; want False: a causal doubly stochastic"),
-        (lambda: SinkhornAttention(8, 2)(X, causal=True), "causal: got True; want False: a causal doubly stochastic"),
-        (lambda: decoding(causal=True), "causal: got True; want False: a causal doubly stochastic"),
-        (lambda: decoding(), "cache: got a cache; want None: each token to come"),
-        (lambda: attention_cost(SinkhornAttention(8, 2), 4, causal=True), "causal: got True; want False: a causal"),
-        (lambda: SinkhornAttention(8, 2)(X, mask=torch.randn(4, 4)), "mask: got dtype torch.float32; want torch.bool"),
+        (lambda: sinkhorn_weights(torch.ones(3)), "scores"),
+        (lambda: sinkhorn_weights(torch.ones(0, 3)), "scores"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3).long()), "scores"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), iterations=-1), "iterations"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), tolerance=0.0), "tolerance"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(3, 3)), "mask"),
+        (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(2, 3).bool()), "mask"),
+        (lambda: SinkhornAttention(8, 2, iterations=1.0), "iterations"),
+        (lambda: SinkhornAttention(8, 2, dropout=0.1), "dropout"),
+        (lambda: SinkhornAttention(8, 2, causal=True), "causal"),
+        (lambda: SinkhornAttention(8, 2)(X, causal=True), "causal"),
+        (lambda: decoding(causal=True), "causal"),
+        (lambda: decoding(), "cache"),
+        (lambda: attention_cost(SinkhornAttention(8, 2), 4, causal=True), "causal"),
+        (lambda: SinkhornAttention(8, 2)(X, mask=torch.randn(4, 4)), "mask"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()

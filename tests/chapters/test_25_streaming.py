@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.memory import running_softmax
@@ -171,20 +172,19 @@ def test_the_delta_rule_follows_its_mean_equation_the_closer_the_smaller_its_ste
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: gains_from_scores(torch.ones(0)), "scores: got shape"),
-        (lambda: noise_left(torch.ones(3).long()), "scores: got dtype torch.int64"),
-        (lambda: scores_from_gains(torch.tensor([0.5, 0.5])), "gains: got 0.5 first, then 0.5 to 0.5; want 1 first"),
-        (lambda: scores_from_gains(torch.tensor([1.0, 1.0])), "gains: got 1 first, then 1 to 1; want 1 first"),
-        (lambda: urn(torch.ones(2, 2), 3), "gains: got shape"),
-        (lambda: urn(torch.ones(2), 0), "runs: got 0; want a positive integer"),
-        (lambda: urn(torch.ones(2), 3, 1.5), "start: got 1.5; want a probability"),
-        (lambda: urn(torch.ones(2), 3, "a"), "start: got 'a'; want a probability"),
-        (lambda: gains_from_scores(torch.tensor([-torch.inf, 0])), "scores: got -inf to 0; want finite numbers"),
-        (lambda: urn(2 * torch.ones(2), 3), "gains: got 2 to 2; want numbers from 0 to 1"),
+        (lambda: gains_from_scores(torch.ones(0)), "scores"),
+        (lambda: noise_left(torch.ones(3).long()), "scores"),
+        (lambda: scores_from_gains(torch.tensor([0.5, 0.5])), "gains"),
+        (lambda: scores_from_gains(torch.tensor([1.0, 1.0])), "gains"),
+        (lambda: urn(torch.ones(2, 2), 3), "gains"),
+        (lambda: urn(torch.ones(2), 0), "runs"),
+        (lambda: urn(torch.ones(2), 3, 1.5), "start"),
+        (lambda: gains_from_scores(torch.tensor([-torch.inf, 0])), "scores"),
+        (lambda: urn(2 * torch.ones(2), 3), "gains"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()

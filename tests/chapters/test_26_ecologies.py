@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.ecologies import (
@@ -265,28 +266,28 @@ ONE = torch.zeros(2, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: TaskEcology(LAWS[0]), r"laws: got shape \(1, 2\); want \(W, C, V\)"),
-        (lambda: TaskEcology(LAWS + 0.1), "laws: got entries from 0.6 and sums 1.2 to 1.2; want probabilities"),
-        (lambda: TaskEcology(LAWS, prior=torch.ones(3) / 3), r"prior: got shape \(3,\)"),
-        (lambda: TaskEcology(LAWS, prior=torch.tensor([1.0, 0.0])), "prior: got entries from 0 .*want .*positive"),
-        (lambda: TaskEcology(LAWS, contexts=torch.ones(1).double()), "contexts: got dtype torch.float64"),
-        (lambda: token_loss(LAWS, ONE), "ecology: got shape .*; want a TaskEcology"),
-        (lambda: token_loss(TWO, ONE.float()), "encoding: got dtype torch.float32"),
-        (lambda: token_loss(TWO, ONE + 1), r"encoding: got \[1, 1\]; want cells 0, 1, …"),
-        (lambda: token_loss(TWO, ONE, LAWS), r"decoder: got shape \(2, 1, 2\)"),
-        (lambda: token_loss(TWO, ONE, 2 * LAWS[:1]), "decoder: got entries from 1 and sums 2 to 2"),
-        (lambda: complexity(TWO, ONE[:1]), r"encoding: got shape \(1,\)"),
-        (lambda: ecology_distance(LAWS, torch.ones(2)), r"contexts: got shape \(2,\)"),
-        (lambda: equivalence_classes(torch.ones(2, 3)), r"distance: got shape \(2, 3\)"),
-        (lambda: equivalence_classes(torch.ones(2, 2), -1.0), "tolerance: got -1.0; want a finite number, 0 or more"),
-        (lambda: partitions(0), "n: got 0; want a positive integer"),
-        (lambda: mix(TWO, TWO, 1.5), "share: got 1.5; want a number from 0 to 1"),
-        (lambda: mix(TWO, TaskEcology(LAWS[:1]), 0.5), r"second: got shape \(1, 1, 2\)"),
-        (lambda: mix(TWO, TaskEcology(LAWS, torch.tensor([0.3, 0.7])), 0.5), "second: got another prior"),
+        (lambda: TaskEcology(LAWS[0]), "laws"),
+        (lambda: TaskEcology(LAWS + 0.1), "laws"),
+        (lambda: TaskEcology(LAWS, prior=torch.ones(3) / 3), "prior"),
+        (lambda: TaskEcology(LAWS, prior=torch.tensor([1.0, 0.0])), "prior"),
+        (lambda: TaskEcology(LAWS, contexts=torch.ones(1).double()), "contexts"),
+        (lambda: token_loss(LAWS, ONE), "ecology"),
+        (lambda: token_loss(TWO, ONE.float()), "encoding"),
+        (lambda: token_loss(TWO, ONE + 1), "encoding"),
+        (lambda: token_loss(TWO, ONE, LAWS), "decoder"),
+        (lambda: token_loss(TWO, ONE, 2 * LAWS[:1]), "decoder"),
+        (lambda: complexity(TWO, ONE[:1]), "encoding"),
+        (lambda: ecology_distance(LAWS, torch.ones(2)), "contexts"),
+        (lambda: equivalence_classes(torch.ones(2, 3)), "distance"),
+        (lambda: equivalence_classes(torch.ones(2, 2), -1.0), "tolerance"),
+        (lambda: partitions(0), "n"),
+        (lambda: mix(TWO, TWO, 1.5), "share"),
+        (lambda: mix(TWO, TaskEcology(LAWS[:1]), 0.5), "second"),
+        (lambda: mix(TWO, TaskEcology(LAWS, torch.tensor([0.3, 0.7])), 0.5), "second"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()

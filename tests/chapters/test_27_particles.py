@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 from scipy.integrate import quad
 from scipy.special import gammaln, hyp2f1
 from torch.nn.functional import normalize
@@ -350,29 +351,29 @@ def test_float32_repeats_with_its_seed():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: simplex_tokens(4, 4), "d: got 4; want more than n = 4"),
-        (lambda: simplex_tokens(0, 4), "n: got 0; want a positive integer"),
-        (lambda: simplex_tokens(2, 4, 1.5), "overlap: got 1.5; want a number from 0 to 1"),
-        (lambda: mean_overlap(torch.ones(3)), "x: got shape"),
-        (lambda: random_projection(torch.ones(2, 3).long()), "x: got dtype torch.int64"),
-        (lambda: random_attention(torch.ones(2, 3), -1), "score_sd: got -1; want a finite number, 0 or more"),
-        (lambda: RandomHeads(1, "three"), "rounds: got 'three'; want one of 'one', 'twicing', 'boosted'"),
-        (lambda: RandomHeads(1, n_heads=0), "n_heads: got 0; want a positive integer"),
-        (lambda: evolve(torch.zeros(2, 3), RandomHeads(1), step=1, layers=1), "x: got a token of length 0"),
-        (lambda: evolve(torch.ones(2, 3), RandomHeads(1), step=0, layers=1), "step: got 0; want a positive"),
-        (lambda: evolve(torch.ones(2, 3), RandomHeads(1), step=1, layers=-1), "layers: got -1"),
-        (lambda: evolve(torch.ones(2, 3), RandomHeads(1), step=1, layers=1, norm="rms"), "norm: got 'rms'"),
-        (lambda: overlap_drift(torch.eye(3), torch.eye(2), 4), "smoothed: got shape"),
-        (lambda: overlap_drift(torch.ones(2, 3), torch.eye(3), 4), "overlaps: got shape"),
-        (lambda: overlap_drift(torch.eye(3), torch.eye(3), 0), "d: got 0; want a positive integer"),
-        (lambda: simplex_drift(2, torch.eye(3)), "overlap: got 2; want a number from 0 to 1"),
-        (lambda: simplex_drift(0.5, 2 * torch.eye(3)), "weights: got a row sum off by 1; want row sums of 1"),
-        (lambda: simplex_drift(0.5, torch.ones(1, 1)), "weights: got one token; want two tokens or more"),
-        (lambda: simplex_drift(0.5, torch.ones(2, 3)), "weights: got shape"),
+        (lambda: simplex_tokens(4, 4), "d"),
+        (lambda: simplex_tokens(0, 4), "n"),
+        (lambda: simplex_tokens(2, 4, 1.5), "overlap"),
+        (lambda: mean_overlap(torch.ones(3)), "x"),
+        (lambda: random_projection(torch.ones(2, 3).long()), "x"),
+        (lambda: random_attention(torch.ones(2, 3), -1), "score_sd"),
+        (lambda: RandomHeads(1, "three"), "rounds"),
+        (lambda: RandomHeads(1, n_heads=0), "n_heads"),
+        (lambda: evolve(torch.zeros(2, 3), RandomHeads(1), step=1, layers=1), "x"),
+        (lambda: evolve(torch.ones(2, 3), RandomHeads(1), step=0, layers=1), "step"),
+        (lambda: evolve(torch.ones(2, 3), RandomHeads(1), step=1, layers=-1), "layers"),
+        (lambda: evolve(torch.ones(2, 3), RandomHeads(1), step=1, layers=1, norm="rms"), "norm"),
+        (lambda: overlap_drift(torch.eye(3), torch.eye(2), 4), "smoothed"),
+        (lambda: overlap_drift(torch.ones(2, 3), torch.eye(3), 4), "overlaps"),
+        (lambda: overlap_drift(torch.eye(3), torch.eye(3), 0), "d"),
+        (lambda: simplex_drift(2, torch.eye(3)), "overlap"),
+        (lambda: simplex_drift(0.5, 2 * torch.eye(3)), "weights"),
+        (lambda: simplex_drift(0.5, torch.ones(1, 1)), "weights"),
+        (lambda: simplex_drift(0.5, torch.ones(2, 3)), "weights"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.geometry import (
@@ -240,28 +241,25 @@ def test_the_optimal_critic_of_two_gaussians_reaches_their_information(rho, boun
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: procrustes_distortion(torch.ones(3), torch.ones(3, 1)), "X: got shape"),
-        (lambda: procrustes_distortion(torch.ones(3, 1).long(), torch.ones(3, 1)), "X: got dtype torch.int64"),
-        (lambda: procrustes_distortion(torch.rand(3, 1), torch.rand(4, 1)), r"Y: got shape \(4, 1\); want .* n = 3"),
-        (lambda: procrustes_distortion(torch.rand(2, 3, 1), torch.rand(3, 1)), "Y: got .* want the batch of X"),
-        (lambda: procrustes_distortion(torch.rand(3, 1), torch.ones(3, 1)), "Y: got equal rows; want rows that differ"),
-        (lambda: procrustes_distortion(torch.rand(3, 1) / 0, torch.rand(3, 1)), "X: got NaN or infinity; want finite"),
-        (lambda: quantize(torch.rand(3), 0), "bins: got 0; want a positive integer"),
-        (lambda: quantize(torch.ones(3).long(), 4), "x: got dtype torch.int64"),
-        (lambda: bin_centres(torch.rand(3), 4), "tokens: got dtype"),
-        (lambda: soft_bins(torch.rand(3), 4, -1.0), "width: got -1.0; want a finite number, 0 or more"),
-        (lambda: probe_score(*[torch.rand(3, 2)] * 3, torch.rand(4, 2)), "test_truth: got shape"),
-        (lambda: probe_score(*[torch.rand(3, 2)] * 2, torch.rand(3, 1), torch.rand(3, 2)), "test_states: got shape"),
-        (
-            lambda: probe_score(torch.rand(3, 2), torch.ones(3, 1), torch.rand(3, 2), torch.ones(3, 1)),
-            "test_truth: got the mean of truth; want rows that differ",
-        ),
-        (lambda: donsker_varadhan(torch.rand(0), torch.rand(2)), "joint_scores: got shape"),
-        (lambda: donsker_varadhan(torch.rand(2), torch.rand(2).double()), "product_scores: got dtype"),
+        (lambda: procrustes_distortion(torch.ones(3), torch.ones(3, 1)), "X"),
+        (lambda: procrustes_distortion(torch.ones(3, 1).long(), torch.ones(3, 1)), "X"),
+        (lambda: procrustes_distortion(torch.rand(3, 1), torch.rand(4, 1)), "Y"),
+        (lambda: procrustes_distortion(torch.rand(2, 3, 1), torch.rand(3, 1)), "Y"),
+        (lambda: procrustes_distortion(torch.rand(3, 1), torch.ones(3, 1)), "Y"),
+        (lambda: procrustes_distortion(torch.rand(3, 1) / 0, torch.rand(3, 1)), "X"),
+        (lambda: quantize(torch.rand(3), 0), "bins"),
+        (lambda: quantize(torch.ones(3).long(), 4), "x"),
+        (lambda: bin_centres(torch.rand(3), 4), "tokens"),
+        (lambda: soft_bins(torch.rand(3), 4, -1.0), "width"),
+        (lambda: probe_score(*[torch.rand(3, 2)] * 3, torch.rand(4, 2)), "test_truth"),
+        (lambda: probe_score(*[torch.rand(3, 2)] * 2, torch.rand(3, 1), torch.rand(3, 2)), "test_states"),
+        (lambda: probe_score(torch.rand(3, 2), torch.ones(3, 1), torch.rand(3, 2), torch.ones(3, 1)), "test_truth"),
+        (lambda: donsker_varadhan(torch.rand(0), torch.rand(2)), "joint_scores"),
+        (lambda: donsker_varadhan(torch.rand(2), torch.rand(2).double()), "product_scores"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()

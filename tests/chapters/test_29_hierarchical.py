@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import strategies as st
+from refusals import refused
 
 from claims import claim
 from gbattn.attention import attend, attention_weights, causal_mask, padding_mask
@@ -408,9 +409,9 @@ def test_text_is_not_written_from_padded_prompts_that_blocks_would_see(monkeypat
     model.generate(tokens, 5, lengths=torch.tensor([6, 6]))
     monkeypatch.setattr(LanguageModel, "forward", lambda *_, **__: pytest.fail("computed"))
     for write in (model.generate, partial(model.generate, cache=False), partial(generate_with_draft, model, plain)):
-        with pytest.raises(ValueError, match="^lengths: "):
+        with refused("lengths"):
             write(tokens, 5, lengths=lengths)
-    with pytest.raises(ValueError, match="^lengths: "):
+    with refused("lengths"):
         generate_with_draft(plain, model, tokens, 5, lengths=lengths)
 
 
@@ -515,37 +516,31 @@ X, L = torch.ones(1, 4, 8), HierarchicalAttention(8, 2)
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: causal_pyramid(torch.ones(3), torch.ones(1, 2, 3)), r"X: got shape \(3,\); want"),
-        (
-            lambda: causal_pyramid(X, torch.ones(1, 2, 3)),
-            r"filters: got shape \(1, 2, 3\); want .* with taps ≥ 1, d = 8",
-        ),
-        (lambda: causal_pyramid(X, torch.ones(1, 2, 8).double()), "filters: got dtype torch.float64; want torch.f"),
-        (lambda: causal_pyramid(X, torch.ones(1, 0, 8)), r"filters: got shape \(1, 0, 8\); want"),
-        (lambda: lift_scores(torch.ones(2, 2), 1, 5, 5), r"scores: got shape \(2, 2\); want .*T_l = 3, S_l = 3"),
-        (lambda: lift_scores(torch.ones(2, 2), -1, 4, 4), "level: got -1; want an integer, 0 or more"),
-        (lambda: lift_scores(torch.ones(2, 2), 1, 4, 4, past=-1), "past: got -1; want"),
-        (lambda: lift_scores(torch.ones(2, 2), 1, 0, 4), "T: got 0; want a positive integer"),
-        (lambda: lift_scores(torch.ones(2, 2), 1, 4, 4, aligned=1), "aligned: got 1; want True or False"),
-        (lambda: pyramid_cost(0), "levels: got 0; want a positive integer"),
-        (lambda: HierarchicalAttention(8, 2, levels=0), "levels: got 0; want a positive integer"),
-        (lambda: HierarchicalAttention(8, 2, taps=1.5), "taps: got 1.5; want a positive integer"),
-        (lambda: HierarchicalAttention(8, 2, combine="both"), "combine: got 'both'; want one of 'scores', 'outputs'"),
-        (lambda: HierarchicalAttention(8, 2, aligned="yes"), "aligned: got 'yes'; want True or False"),
-        (lambda: HierarchicalAttention(8, 2, rotary=100.0), "rotary: got 100.0; want None: a block has no one"),
-        (lambda: L(X, mask=torch.ones(4, 4).tril().bool()), r"mask: got shape \(4, 4\), torch.bool; want padding"),
-        (lambda: L(X, mask=torch.randn(1, 4)), r"mask: got shape \(1, 4\), torch.float32; want padding"),
-        (lambda: L(X, mask=torch.ones(1, 2, 1, 4).bool()), r"mask: got shape \(1, 2, 1, 4\), torch.bool; want padding"),
-        (
-            lambda: HierarchicalAttention(8, 2, combine="residuals")(X, context=X + 1),
-            "context: got a context; want None",
-        ),
-        (lambda: L(X, context=X + 1, cache=L.make_cache(1, 4)), "cache: got a cache; want None with a context"),
-        (lambda: L.make_cache(1, 4, static=True), "static: got True; want False: blocks are counted"),
+        (lambda: causal_pyramid(torch.ones(3), torch.ones(1, 2, 3)), "X"),
+        (lambda: causal_pyramid(X, torch.ones(1, 2, 3)), "filters"),
+        (lambda: causal_pyramid(X, torch.ones(1, 2, 8).double()), "filters"),
+        (lambda: causal_pyramid(X, torch.ones(1, 0, 8)), "filters"),
+        (lambda: lift_scores(torch.ones(2, 2), 1, 5, 5), "scores"),
+        (lambda: lift_scores(torch.ones(2, 2), -1, 4, 4), "level"),
+        (lambda: lift_scores(torch.ones(2, 2), 1, 4, 4, past=-1), "past"),
+        (lambda: lift_scores(torch.ones(2, 2), 1, 0, 4), "T"),
+        (lambda: lift_scores(torch.ones(2, 2), 1, 4, 4, aligned=1), "aligned"),
+        (lambda: pyramid_cost(0), "levels"),
+        (lambda: HierarchicalAttention(8, 2, levels=0), "levels"),
+        (lambda: HierarchicalAttention(8, 2, taps=1.5), "taps"),
+        (lambda: HierarchicalAttention(8, 2, combine="both"), "combine"),
+        (lambda: HierarchicalAttention(8, 2, aligned="yes"), "aligned"),
+        (lambda: HierarchicalAttention(8, 2, rotary=100.0), "rotary"),
+        (lambda: L(X, mask=torch.ones(4, 4).tril().bool()), "mask"),
+        (lambda: L(X, mask=torch.randn(1, 4)), "mask"),
+        (lambda: L(X, mask=torch.ones(1, 2, 1, 4).bool()), "mask"),
+        (lambda: HierarchicalAttention(8, 2, combine="residuals")(X, context=X + 1), "context"),
+        (lambda: L(X, context=X + 1, cache=L.make_cache(1, 4)), "cache"),
+        (lambda: L.make_cache(1, 4, static=True), "static"),
     ],
 )
-def test_errors_name_what_is_wrong(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_name_what_is_wrong(call, argument):
+    with refused(argument):
         call()

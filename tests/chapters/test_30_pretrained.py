@@ -69,16 +69,17 @@ def book_model(kind, **options):
     return shaken(LanguageModel(ModelConfig(**SIZES, **ATTENTION[kind], **options), seed=1)).eval()
 
 
-def family(name, seed=0):
+def family(name, seed=0, width=16):
     """A small model of a family of transformers, in evaluation mode."""
     package()
     import transformers as hf
 
     none = dict(vocab_size=40, bos_token_id=None, eos_token_id=None)
-    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, **none)
+    sizes = dict(hidden_size=width, intermediate_size=3 * width // 2, **none)
+    sizes |= dict(num_hidden_layers=2, num_attention_heads=2)
     window = dict(num_key_value_heads=1, use_sliding_window=True, sliding_window=5, max_window_layers=1)
     if name == "gpt2":
-        model = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=32, **none))
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=width, n_layer=2, n_head=2, n_positions=32, **none))
     elif name == "llama":
         model = hf.LlamaForCausalLM(hf.LlamaConfig(num_key_value_heads=1, **sizes))
     elif name == "qwen2":
@@ -148,7 +149,7 @@ def test_a_program_with_a_static_cache_is_right_or_refused(gp, kind):
     else:
         model = gp.GbattnForCausalLM.from_language_model(book_model(kind))
     ids = IDS[:1, :4]
-    with pytest.raises(ValueError, match="^cache: .*exporting"):
+    with refused("cache"):
         exported_logits(exportable(model), ids)
     module = exportable(model)
     module(input_ids=ids[:, :1], cache_position=torch.tensor([0]))
@@ -259,9 +260,9 @@ def test_what_a_cache_cannot_hold_is_refused(gp):
     linear = gp.GbattnForCausalLM.from_language_model(book_model("linear"))
     assert not linear.config.use_cache
     for name in ("cache", "past_key_values"):
-        with pytest.raises(ValueError, match=f"{gp.CACHE_NAME}: got DynamicCache; want None"):
+        with refused(gp.CACHE_NAME):
             linear(IDS, **{name: DynamicCache()})
-    with pytest.raises(ValueError, match="input_ids: got both or neither"):
+    with refused("input_ids"):
         linear()
 
 
@@ -304,9 +305,9 @@ def test_a_cache_is_taken_under_either_name_and_only_once(gp):
             cache = DynamicCache()
             body(input_ids=IDS[:, :5], **{name: cache})
             assert torch.allclose(body(input_ids=IDS[:, 5:], **{name: cache}), wanted, atol=1e-5)
-        with pytest.raises(ValueError, match="two caches"):
+        with refused(gp.CACHE_NAME):
             body(input_ids=IDS, cache=DynamicCache(), past_key_values=DynamicCache())
-        with pytest.raises(ValueError, match=f"{gp.CACHE_NAME}: got tuple"):
+        with refused(gp.CACHE_NAME):
             body(input_ids=IDS, cache=(IDS, IDS))
     layer, call = attention_call(gp)
     outputs = []
@@ -321,11 +322,11 @@ def test_a_keyword_that_nothing_reads_is_refused(gp):
     model = gp.GbattnForCausalLM.from_language_model(book_model("boosted"))
     for keyword in (dict(token_type_ids=IDS), dict(is_causal=False), dict(past_kv=())):
         for body in (model, model.model):
-            with pytest.raises(ValueError, match=f"{[*keyword][0]}: got a keyword that nothing reads"):
+            with refused([*keyword][0]):
                 body(IDS, **keyword)
     assert torch.equal(model(IDS, token_type_ids=None).logits, model(IDS).logits)
     layer, call = attention_call(gp)
-    with pytest.raises(ValueError, match="past_kv: got a keyword that nothing reads"):
+    with refused("past_kv"):
         layer(**call, past_kv=())
 
 
@@ -350,7 +351,7 @@ def test_eager_attention_shows_its_weights_and_the_hidden_states(gp):
         LanguageModel(ModelConfig(**SIZES, attention_options=dict(dropout=0.5)))
     ).train()
     dropping.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="dropout: got 0.5; want no dropout of weights"):
+    with refused("dropout"):
         dropping(IDS)
 
 
@@ -399,12 +400,12 @@ def test_saved_models_are_found_by_the_auto_classes(gp, tmp_path):
     assert gates and not any(weight.any() for gate in gates for weight in gate.parameters())
 
 
-def test_a_config_says_what_is_wrong(gp):
-    with pytest.raises(ValueError, match="n_heads: got 3"):
+def test_a_config_names_what_is_wrong(gp):
+    with refused("n_heads"):
         gp.GbattnConfig(d_model=16, n_heads=3)
-    with pytest.raises(ValueError, match="config: got .*; want a ModelConfig"):
+    with refused("config"):
         gp.GbattnConfig.from_model_config({})
-    with pytest.raises(ValueError, match="model: got .*; want a LanguageModel"):
+    with refused("model"):
         gp.GbattnForCausalLM.from_language_model(torch.nn.Linear(1, 1))
     assert gp.GbattnConfig(hidden_size=32, num_hidden_layers=1, n_heads=2).to_model_config().d_model == 32
 
@@ -518,6 +519,44 @@ def test_values_are_what_learns_first(gp, name):
     assert all(w.requires_grad for w in gp.boost(family(name)).parameters())
 
 
+def quantisation(how):
+    """What transformers is told to quantise by a library, if it is here."""
+    import transformers as hf
+
+    if how == "torchao int8":
+        return hf.TorchAoConfig(pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig())
+    pytest.importorskip("bitsandbytes")
+    return hf.BitsAndBytesConfig(**{how: True})
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("llama", "torchao int8"),  # which leaves GPT-2 as it is: its maps are no `nn.Linear`
+        ("llama", "load_in_8bit"),
+        ("llama", "load_in_4bit"),
+        ("gpt2", "load_in_8bit"),
+        ("gpt2", "load_in_4bit"),
+    ],
+)
+def test_a_quantised_model_is_boosted_without_a_change_and_its_corrections_learn(gp, tmp_path, name, how):
+    plain, told = family(name, width=128), dict(quantization_config=quantisation(how), device_map="cpu")
+    plain.save_pretrained(tmp_path)
+    with torch.no_grad():
+        model = type(plain).from_pretrained(tmp_path, dtype=torch.float32, **told).eval()
+        wanted = model(IDS).logits
+        assert torch.equal(gp.boost(model, freeze=True)(IDS).logits, wanted)
+        assert not torch.equal(plain(IDS).logits, wanted)
+    # Anew: after an inference, weights of 4 bits may be packed so that no gradient goes through them.
+    model = type(plain).from_pretrained(tmp_path, dtype=torch.float32, **told)
+    model = shaken(gp.boost(model, freeze=True), 3, 0.3, "corrections").train()
+    model(IDS, labels=IDS).loss.backward()
+    learning = {n for n, w in model.named_parameters() if w.grad is not None and w.grad.any()}
+    assert learning >= {n for n, _ in model.named_parameters() if "corrections" in n and n.endswith("weight")}
+    assert all("corrections" in n for n in learning)
+
+
 @torch.no_grad()
 def test_the_books_own_model_is_boosted_too(gp, tmp_path):
     plain = gp.GbattnForCausalLM.from_language_model(book_model("grouped"))
@@ -532,7 +571,7 @@ def test_the_books_own_model_is_boosted_too(gp, tmp_path):
     assert torch.equal(loaded(IDS).logits, model(IDS).logits)
     again = gp.boost(loaded, layers=[0])  # a loaded config has strings for numbers
     assert torch.equal(again(IDS).logits, model(IDS).logits)
-    with pytest.raises(ValueError, match="model: got GradientBoostedAttention in layer 0"):
+    with refused("model"):
         gp.boost(loaded)
     restored = gp.unboost(again)
     assert restored.config.to_model_config() == plain.config.to_model_config()
@@ -542,7 +581,7 @@ def test_the_books_own_model_is_boosted_too(gp, tmp_path):
     restored.save_pretrained(tmp_path / "plain")
     loaded = gp.GbattnForCausalLM.from_pretrained(tmp_path / "plain")
     assert torch.equal(loaded(IDS).logits, plain(IDS).logits)
-    with pytest.raises(ValueError, match="model: got GbattnForCausalLM; want a model that boost returned"):
+    with refused("model"):
         gp.unboost(restored)
 
 
@@ -555,20 +594,17 @@ def test_a_layer_with_options_of_its_own_gets_them_back(gp):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, argument",
     [
-        (dict(rounds=1), "rounds: got 1; want 2 or more"),
-        (dict(kv_from="shared"), "kv_from: got 'shared'"),
-        (dict(gate="row"), "gate: got 'row'"),
-        (dict(layers=[]), "layers: got"),
-        (dict(layers=1), "layers: got 1; want different numbers"),
-        (dict(layers=[2]), "layers: got"),
-        (dict(layers=[0, 0]), "layers: got"),
-        (dict(freeze=1), "freeze: got 1"),
+        (dict(rounds=1), "rounds"),
+        (dict(kv_from="shared"), "kv_from"),
+        (dict(gate="row"), "gate"),
+        (dict(layers=[]), "layers"),
+        (dict(freeze=1), "freeze"),
     ],
 )
-def test_boost_says_what_is_wrong(gp, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_boost_names_what_is_wrong(gp, options, argument):
+    with refused(argument):
         gp.boost(family("llama"), **options)
 
 
@@ -576,15 +612,15 @@ def test_boost_takes_a_model_once_and_unboost_what_boost_returned(gp):
     from transformers import GPT2Config
 
     model = family("llama")
-    with pytest.raises(ValueError, match="model: got LlamaForCausalLM; want a model that boost returned"):
+    with refused("model"):
         gp.unboost(model)
-    with pytest.raises(ValueError, match="model: got BoostedLlamaForCausalLM, boosted already; want one of"):
+    with refused("model"):
         gp.boost(gp.boost(model))
-    with pytest.raises(ValueError, match="boosting: got none"):
+    with refused("boosting"):
         gp.BoostedGPT2LMHeadModel(gp.BoostedGPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40))
     odd = family("gpt2")
     odd.config = GPT2Config(**{**odd.config.to_dict(), "reorder_and_upcast_attn": True})
-    with pytest.raises(ValueError, match="reorder_and_upcast_attn=True"):
+    with refused("model"):
         gp.boost(odd)
 
 
@@ -607,7 +643,7 @@ def test_a_forward_that_an_instance_holds_is_refused_and_nothing_changes(gp, nam
         else:
             add_hook_to_module(hooked, ModelHook())
         weights = {*model.state_dict()}
-        with pytest.raises(ValueError, match=f"model: got a {type(hooked).__name__} that holds a forward"):
+        with refused("model"):
             change(model)
         if part == "compiled":
             del hooked.forward
@@ -631,7 +667,7 @@ def test_attention_of_another_class_is_refused(gp):
 
     model = family("llama")
     model.model.layers[1].self_attn.__class__ = Other
-    with pytest.raises(ValueError, match="model: got Other in layer 1; want LlamaAttention"):
+    with refused("model"):
         gp.boost(model)
     assert type(model).__name__ == "LlamaForCausalLM" and not any("corrections" in n for n in model.state_dict())
 
@@ -731,5 +767,5 @@ def test_trainer_trains_the_corrections_alone(gp, tmp_path):
 )
 def test_a_token_or_position_beyond_its_table_is_named(gp, call, name):
     model = gp.GbattnForCausalLM(gp.GbattnConfig.from_model_config(ModelConfig(**SIZES)))
-    with pytest.raises(ValueError, match=f"^{name}: got "):
+    with refused(name):
         model(**call)

@@ -13,11 +13,6 @@ from gbattn.interop import DecodeStep, TorchAttention, from_torch, to_torch
 from gbattn.layers import LinearAttention, MultiHeadAttention
 
 
-@pytest.fixture(autouse=True)
-def same_draws():
-    torch.manual_seed(0)
-
-
 def both_layers(D=8, H=2, bias=True):
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True, dtype=F64)
     with torch.no_grad():

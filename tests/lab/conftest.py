@@ -2,31 +2,9 @@
 
 import pytest
 
-from gbattn.lab.token_cache import load_corpus
-from texts import TEXTS
+from texts import cache, corpus, folder  # noqa: F401
 from tiny_experiment import corpora, finished  # noqa: F401
 from tiny_model import call, own_places, result, text, trained  # noqa: F401
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A local corpus; the name of its folder is a pattern to the library that reads it."""
-    folder = tmp_path_factory.mktemp("texts") / "a [1] b*"
-    folder.mkdir()
-    for split, words in TEXTS.items():
-        (folder / f"{split}.txt").write_text(words, encoding="utf-8", newline="")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def corpus(folder, cache):
-    return load_corpus(folder, vocab_size=300, cache=cache)
-
 
 SCRIPT = """
 import json, sys

@@ -1,11 +1,11 @@
 """Checkpoints: whole or absent, of the same run or refused, and old ones too."""
 
 import copy
+import errno
 import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -16,9 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import load_file, save_file
 
-from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.checkpoints import checkpoints, hash_of, load_weights, write_shards
 from gbattn.lab.token_cache import manifest_checksum
 from gbattn.lab.training import train
@@ -44,7 +44,7 @@ from toys import (
 
 def test_a_run_with_documents_is_another_run(tmp_path):
     run(boosted_model(), folder=tmp_path, steps=2)
-    with pytest.raises(ValueError, match="document_end = 3"):
+    with refused("folder", got="document_end"):
         run(boosted_model(), folder=tmp_path, steps=2, document_end=END)
 
 
@@ -70,7 +70,7 @@ def test_what_a_run_left_begins_another_where_its_checkpoints_are_gone(tmp_path)
     run(straight)
     shutil.rmtree(tmp_path)
     assert run(model, folder=tmp_path).loss == run(straight).loss
-    with pytest.raises(ValueError, match="folder: got initial weights"):
+    with refused("folder", got="initial weights"):
         run(Toy(0.2), folder=tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_a_model_that_a_run_left_and_that_was_changed_is_another(tmp_path):
     run(model, folder=tmp_path)
     with torch.no_grad():
         model.head.bias += 1
-    with pytest.raises(ValueError, match="folder: got initial weights"):
+    with refused("folder", got="initial weights"):
         run(model, folder=tmp_path)
 
 
@@ -108,9 +108,8 @@ def test_where_it_is_not_known_what_a_run_left_a_model_made_anew_goes_on(tmp_pat
     model = Toy(0.2)
     first = run(model, folder=tmp_path)
     (tmp_path / "left.json").write_text(content)
-    with pytest.raises(ArgumentError) as error:
+    with refused("folder", got="initial weights"):
         run(model, folder=tmp_path)
-    assert error.value.argument == "folder" and "initial weights" in error.value.got
     assert run(Toy(0.2), folder=tmp_path) == first
 
 
@@ -140,9 +139,8 @@ def test_a_checkpoint_with_the_names_of_torch_compile_is_read(tmp_path, monkeypa
     loaded = Toy(0.2, seed=1)
     load_weights(loaded, path)
     assert torch.equal(loaded.head.weight, tensors["head.weight"])
-    with pytest.raises(ArgumentError) as error:
+    with refused("folder"):
         run(Toy(0.2, seed=1), folder=tmp_path)
-    assert error.value.argument == "folder"
     assert curve(run(Toy(0.2), folder=tmp_path)) == curve(run(Toy(0.2)))
 
 
@@ -190,12 +188,13 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     def failing(number):
         calls.append(number)
         if len(calls) == 7:  # in the middle of the second checkpoint
-            raise OSError("no space left")
+            raise OSError(errno.ENOSPC, "")
         real(number)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError) as caught:
         run(folder=tmp_path, checkpoint_every=4)
+    assert caught.value.errno == errno.ENOSPC
     assert [*checkpoints(tmp_path)] == [4]
     monkeypatch.setattr(os, "fsync", real)
     assert curve(run(folder=tmp_path)) == curve(run())
@@ -261,12 +260,15 @@ def test_a_checkpoint_that_is_half_deleted_is_not_listed(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
-    def refused(path, target):
-        assert len([*path.iterdir()]) == 3 and not target.exists()
-        raise OSError("here the power fails")
+    class PowerFails(Exception):
+        pass
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="the power fails"):
-        patched.setattr(Path, "rename", refused)
+    def fail(path, target):
+        assert len([*path.iterdir()]) == 3 and not target.exists()
+        raise PowerFails
+
+    with monkeypatch.context() as patched, pytest.raises(PowerFails):
+        patched.setattr(Path, "rename", fail)
         run(folder=tmp_path)
     assert checkpoints(tmp_path) == {} and not [*tmp_path.glob("step-*")]
 
@@ -280,8 +282,7 @@ def test_a_damaged_checkpoint(tmp_path, name, damage):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"noise")
-    want = "want a whole checkpoint: delete that one"
-    with pytest.raises(ValueError, match=f"folder: got .*step-00000020, which cannot be read .*{want}"):
+    with refused("folder", want="delete that one", got=path.parent.name):
         run(folder=tmp_path)
 
 
@@ -292,7 +293,7 @@ def test_a_checkpoint_with_other_bytes(tmp_path, name):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"cannot be read .*{name} has other bytes than were written"):
+    with refused("folder", got=name):
         run(folder=tmp_path)
 
 
@@ -306,10 +307,8 @@ def test_a_checkpoint_that_lacks_something(tmp_path, key):
     state = json.loads(path.read_text())
     del state[key]
     path.write_text(json.dumps(state))
-    with pytest.raises(ArgumentError) as error:
+    with refused("folder", got=str(path.parent)):
         run(folder=tmp_path)
-    assert error.value.argument == "folder" and str(path.parent) in error.value.got
-    assert ("sha256" if key == "sha256" else "do not match their checksum") in error.value.got
 
 
 def sealed(path, **entries):
@@ -334,7 +333,7 @@ ENTRIES = [
 def test_a_checkpoint_that_says_nonsense(tmp_path, name, value):
     run(folder=tmp_path)
     sealed(checkpoints(tmp_path)[20], **{name: value})
-    with pytest.raises(ValueError, match=f"folder: got .*step-00000020, which cannot be read .*{name}"):
+    with refused("folder", got=name):
         run(folder=tmp_path)
 
 
@@ -348,7 +347,7 @@ def test_a_checkpoint_with_tensors_of_another_model(tmp_path, name, change):
     tensors[first if change == "shape" else "x"] = tensors.pop(first)[:1].clone()
     save_file(tensors, path / f"{name}.safetensors")
     sealed(path)
-    with pytest.raises(ValueError, match="folder: got .*step-00000020 with other tensors than the model has; want"):
+    with refused("folder"):
         run(folder=tmp_path)
 
 
@@ -358,7 +357,7 @@ def test_a_loss_that_was_edited(tmp_path):
     state = json.loads(path.read_text())
     state["history"]["best_loss"] = 0.5
     path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match="training.json: got contents that do not match their checksum"):
+    with refused("folder", got="training.json"):
         run(folder=tmp_path)
 
 
@@ -367,7 +366,7 @@ def test_a_checkpoint_that_no_parser_can_read(tmp_path):
     file = checkpoints(tmp_path)[20] / "training.json"
     whole = file.read_text()
     file.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="training.json: got RecursionError: .*; want a whole checkpoint"):
+    with refused("folder", got="training.json"):
         run(folder=tmp_path)
     file.write_text(whole)
     assert run(folder=tmp_path).finished
@@ -380,7 +379,7 @@ def test_a_checkpoint_under_another_step(tmp_path):
         (tmp_path / name).mkdir()
     assert [*checkpoints(tmp_path)] == [20]
     path.rename(path.with_name("step-00000030"))
-    with pytest.raises(ValueError, match="training.json: got step 20; want 30"):
+    with refused("folder", got="training.json"):
         run(folder=tmp_path)
 
 
@@ -388,7 +387,7 @@ def test_a_checkpoint_of_another_format(tmp_path):
     run(folder=tmp_path)
     path = checkpoints(tmp_path)[20] / "training.json"
     path.write_text(path.read_text().replace("gbattn checkpoint 2", "gbattn checkpoint 1"))
-    with pytest.raises(ValueError, match="folder: got .*'gbattn checkpoint 1'; want 'gbattn checkpoint 2'"):
+    with refused("folder"):
         run(folder=tmp_path)
 
 
@@ -403,8 +402,7 @@ def test_a_best_checkpoint_that_is_gone_or_damaged(tmp_path, damage):
     if damage == "cut":
         path.mkdir()
         (path / "training.json").write_text("{")
-    want = {"gone": f" without step {best}; want its best checkpoint too", "cut": "want a whole checkpoint"}[damage]
-    with pytest.raises(ValueError, match=f"folder: got .*{want}: copy it again, or delete {tmp_path} to begin anew"):
+    with refused("folder", want=f"delete {tmp_path}", got=f"step {best}" if damage == "gone" else path.name):
         train(model, text, c, folder=tmp_path, progress=False)
     shutil.rmtree(path, ignore_errors=True)
     path.with_name("kept").rename(path)
@@ -418,24 +416,24 @@ def frozen(model):
 
 
 OTHER = {
-    "learning rate": (lambda: {"learning_rate": 0.02}, "got learning_rate = 0.02; want learning_rate = 0.01, as in"),
-    "two things": (lambda: {"seed": 4, "clip": None}, "got clip = null; seed = 4; want clip = 1.0; seed = 0, as in"),
-    "text": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:800], valid=TOKENS[801:])}, "corpus = "),
-    "validation": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:801], valid=TOKENS[802:])}, "corpus = "),
-    "fingerprint": (lambda: {"corpus": SimpleNamespace(**vars(CORPUS), fingerprint="abc")}, 'corpus = "abc"; want'),
-    "width": (lambda: {"model": Toy(width=7)}, r"got model.width = 7; .*model embedding.weight = .*\(20, 7\)"),
-    "first weights": (lambda: {"model": Toy(0.2, seed=9)}, r"got initial weights = \w+; .*same seed\), as in"),
-    "a boundary": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:800], valid=TOKENS[800:])}, "corpus = "),
-    "frozen": (lambda: {"model": frozen(Toy(0.2))}, "got model embedding.weight = .* frozen"),
-    "dtype": (lambda: {"model": Toy().double()}, r"model head.bias = .torch.float64 \(20,\)"),
+    "learning rate": (lambda: {"learning_rate": 0.02}, "learning_rate"),
+    "two things": (lambda: {"seed": 4, "clip": None}, "clip = null; seed = 4"),
+    "text": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:800], valid=TOKENS[801:])}, "corpus"),
+    "validation": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:801], valid=TOKENS[802:])}, "corpus"),
+    "fingerprint": (lambda: {"corpus": SimpleNamespace(**vars(CORPUS), fingerprint="abc")}, "corpus"),
+    "width": (lambda: {"model": Toy(width=7)}, "model.width"),
+    "first weights": (lambda: {"model": Toy(0.2, seed=9)}, "initial weights"),
+    "a boundary": (lambda: {"corpus": SimpleNamespace(train=TOKENS[:800], valid=TOKENS[800:])}, "corpus"),
+    "frozen": (lambda: {"model": frozen(Toy(0.2))}, "embedding.weight"),
+    "dtype": (lambda: {"model": Toy().double()}, "head.bias"),
 }
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_another_run_is_refused_and_nothing_is_lost(tmp_path, name):
-    other, message = OTHER[name]
+    other, differs = OTHER[name]
     run(folder=tmp_path)
-    with pytest.raises(ValueError, match=f"folder: got .*{message}|folder: {message}"):
+    with refused("folder", got=differs):
         run(**{"folder": tmp_path} | other())
     assert [*checkpoints(tmp_path)] == [20] and run(folder=tmp_path).finished
 
@@ -473,8 +471,7 @@ def test_a_shard_that_cannot_be_written_is_named_with_what_is_kept(tmp_path):
     one = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()), process=0, folder=tmp_path)
     draft.mkdir()
     (draft / "model").write_text("in the place of a folder")
-    kept = re.escape(str(checkpoints(tmp_path)[20]))
-    with pytest.raises(OSError, match=f"^process 0: .*File exists.*; the last good checkpoint is {kept}: '.*/model'$"):
+    with pytest.raises(OSError, match="step-00000020"):
         write_shards(one, draft)
     (draft / "model").unlink()
     assert [*write_shards(one, draft)] == ["model/shard-00001-model-00001-of-00001.safetensors"]
@@ -485,9 +482,7 @@ def test_load_weights_takes_a_model_of_the_same_shapes(tmp_path):
     run(model, folder=tmp_path, keep="last")
     load_weights(other, checkpoints(tmp_path)[20])
     assert torch.equal(weights(other), weights(model))
-    with pytest.raises(ValueError, match="checkpoint: got .*, which cannot be read .*want one of the paths"):
+    with refused("checkpoint"):
         load_weights(other, tmp_path)
-    with pytest.raises(
-        ValueError, match=r"'embedding.weight': got torch.float32 \(20, 6\); want torch.float32 \(20, 7\)"
-    ):
+    with refused(f"{checkpoints(tmp_path)[20] / 'model.safetensors'}, 'embedding.weight'"):
         load_weights(Toy(width=7), checkpoints(tmp_path)[20])

@@ -16,9 +16,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from gbattn.blocks import NORMALIZERS, PLACEMENTS
-from gbattn.ground.arguments import ArgumentError
 from gbattn.lab import command_line, commands
 from gbattn.lab.checkpoints import checkpoints
 from gbattn.lab.command_line import main, options
@@ -26,7 +26,7 @@ from gbattn.lab.commands import COMMANDS, write
 from gbattn.lab.commands.options import MODEL, TRAINING
 from gbattn.language_model import LanguageModel, ModelConfig, parameter_count
 from gbattn.training import TrainConfig
-from tiny_model import PROGRAM, SHORT, SMALL, refused, sentences
+from tiny_model import PROGRAM, SHORT, SMALL, denied, sentences
 
 pytestmark = pytest.mark.usefixtures("own_places")
 
@@ -95,7 +95,7 @@ def test_a_word_may_be_typed_as_an_option(text, trained, tmp_path, call, result)
     as_words = result("train", text, "the dog", "--folder", tmp_path / "words", *small)
     as_options = result("train", "--corpus", text, "--prompt", "the dog", "--folder", tmp_path / "options", *small)
     assert as_words["sample"] == as_options["sample"] and as_words["sample"].startswith("the dog")
-    refused(call("generate", "--prompt", "", *words), 2, "--prompt: got ''")
+    denied(call("generate", "--prompt", "", *words), 2, "--prompt: got ''")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -205,7 +205,7 @@ def test_what_is_said_is_what_is_meant(training, visits, overrides):
     ],
 )
 def test_words_that_are_not_understood(call, words, parts):
-    refused(call(*words), 2, *parts)
+    denied(call(*words), 2, *parts)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_without_an_extra(text, trained, tmp_path, call, monkeypatch, package):
     for split in ("train", "valid", "test"):
         (corpus / f"{split}.txt").write_text(sentences(40, 5))
     outcome = call("train", corpus, "--folder", tmp_path / "model", *SHORT)
-    refused(outcome, 1, package.split(".")[0], "pip install 'gbattn[")
+    denied(outcome, 1, package.split(".")[0], "pip install 'gbattn[")
 
 
 def test_an_error_that_is_not_ours_is_one_short_line(trained, call, monkeypatch):
@@ -252,7 +252,7 @@ def test_an_error_that_is_not_ours_is_one_short_line(trained, call, monkeypatch)
     monkeypatch.setattr(write, "continued", broken)
     assert call(*words)[2] == "gbattn generate: no kernel\n"
     monkeypatch.setenv("GBATTN_DEBUG", "1")
-    with pytest.raises(RuntimeError, match="generated code"):
+    with pytest.raises(RuntimeError, match="generated"):
         call(*words)
     monkeypatch.delenv("GBATTN_DEBUG")
     monkeypatch.setattr(write, "continued", endless)
@@ -260,11 +260,14 @@ def test_an_error_that_is_not_ours_is_one_short_line(trained, call, monkeypatch)
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch, trained):
+    class Bug(TypeError):
+        pass
+
     def broken(*words, **how):
-        raise TypeError("a bug")
+        raise Bug
 
     monkeypatch.setattr(write, "continued", broken)
-    with pytest.raises(TypeError, match="a bug"):
+    with pytest.raises(Bug):
         main(["generate", "--folder", str(trained)])
 
 
@@ -289,7 +292,7 @@ def test_ctrl_c_keeps_the_checkpoint(text, tmp_path, call, result):
     assert 15 <= step < 300 and last.endswith("the same command goes on from there"), err
     assert "Traceback" not in err
 
-    refused(call("generate", "--folder", stopped), 2, "--folder: got", "a run that was stopped", "gbattn train")
+    denied(call("generate", "--folder", stopped), 2, "--folder: got", "a run that was stopped", "gbattn train")
     code, out, err = call(*words, "--json")
     assert code == 0 and f"up to step {step}: going on" in err
     again, once = json.loads(out), result("train", text, "--folder", whole, *length)
@@ -438,17 +441,14 @@ TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
     [
         ("train_model", dict(tensorboard="False"), "tensorboard"),
         ("train_model", dict(folder=3), "folder"),
-        ("train_model", dict(folder=""), "folder"),
         ("train_model", dict(corpus=3), "corpus"),
         ("train_model", dict(model={}), "model"),
         ("train_model", dict(training=3), "training"),
         ("train_model", dict(max_train_tokens=2.5), "max_train_tokens"),
-        ("train_model", dict(max_train_tokens=True), "max_train_tokens"),
         ("train_model", dict(cache=3), "cache"),
         ("evaluate_model", dict(folder=True), "folder"),
         ("evaluate_model", dict(split=3), "split"),
         ("generate_text", dict(samples=True), "samples"),
-        ("generate_text", dict(samples="2"), "samples"),
         ("generate_text", dict(folder=None), "folder"),
         ("generate_text", dict(stream=1), "stream"),
         ("generate_text", dict(stop="."), "stop"),
@@ -456,9 +456,7 @@ TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
         ("tokenize_corpus", dict(vocab_size=300.5), "vocab_size"),
         ("run_or_list", dict(workers=True), "workers"),
         ("run_or_list", dict(capture=1), "capture"),
-        ("run_or_list", dict(workers=1.5), "workers"),
         ("run_or_list", dict(shard="12"), "shard"),
-        ("run_or_list", dict(shard=(1.0, 2)), "shard"),
         ("run_or_list", dict(results=3), "results"),
         ("run_or_list", dict(name=["quick"]), "name"),
         ("compare_arms", dict(name="quick", confidence="0.9", reference="standard"), "name"),
@@ -468,21 +466,17 @@ TOY, SOME = ModelConfig(vocab_size=300, max_length=16), TrainConfig(steps=2)
         ("measure_arms", dict(batch_size=True), "batch_size"),
         ("measure_arms", dict(new_tokens="3"), "new_tokens"),
         ("measure_arms", dict(arms="boosted"), "arms"),
-        ("measure_arms", dict(arms=(["boosted"],)), "arms"),
         ("measure_arms", dict(model="small"), "model"),
         ("measure_arms", dict(device=["cpu"]), "device"),
         ("options", dict(command="learn"), "command"),
-        ("options", dict(command=["train"]), "command"),
         ("main", dict(words="train"), "words"),
         ("main", dict(words=[1]), "words"),
-        ("main", dict(words=3), "words"),
     ],
 )
 def test_a_function_refuses_what_no_word_says(tmp_path, monkeypatch, function, how, argument):
     monkeypatch.chdir(tmp_path)
     configs = {"train_model": dict(model=TOY, training=SOME), "measure_arms": dict(model=TOY)}
-    with pytest.raises(ArgumentError) as caught:
+    with refused(argument):
         module = command_line if function in ("options", "main") else commands
         getattr(module, function)(**configs.get(function, {}) | how)
-    assert caught.value.argument == argument
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from gbattn.lab.commands.options import TRAINING, many
 from gbattn.lab.token_cache import load_corpus, manifest_checksum
 from gbattn.language_model import LanguageModel
 from gbattn.training import evaluate
-from tiny_model import DIVERGING, PROGRAM, SHORT, SMALL, copy_files, refused, sentences
+from tiny_model import DIVERGING, PROGRAM, SHORT, SMALL, copy_files, denied, sentences
 
 pytestmark = pytest.mark.usefixtures("own_places")
 
@@ -72,7 +72,7 @@ def test_a_session(text, tmp_path, call, result):
     assert stopped == "the dog" + said[: said.index(said[1])]
     (punished,) = result("generate", *words, "--temperature", 0, "--repetition-penalty", 1e6)["texts"]
     assert punished != greedy[0][0]
-    refused(call("generate", *words, "--stream", "--samples", 2), 2, "--stream: got 2 samples; want one")
+    denied(call("generate", *words, "--stream", "--samples", 2), 2, "--stream: got 2 samples; want one")
 
 
 def test_a_text_is_scored_as_training_reads_it(text, trained, tmp_path, result):
@@ -98,7 +98,7 @@ def test_a_home_is_found_where_the_shell_leaves_it(text, tmp_path, result, monke
 def test_a_precision_that_wants_a_gpu_is_refused_before_the_text_is_read(call, monkeypatch, tmp_path, precision):
     monkeypatch.setattr("gbattn.lab.token_cache.load_corpus", lambda *words, **how: pytest.fail("the text was read"))
     outcome = call("train", "--folder", tmp_path / "m", "--precision", precision)
-    refused(outcome, 2, f"--precision: got '{precision}' without a GPU")
+    denied(outcome, 2, f"--precision: got '{precision}' without a GPU")
 
 
 def test_the_words_of_train_and_evaluate(text, trained, call):
@@ -122,7 +122,7 @@ def test_evaluation_reads_as_much_at_once_as_training(text, tmp_path, call, resu
     model, valid = LanguageModel.from_pretrained(folder), load_corpus(text, vocab_size=300).valid
     assert again["loss"] == pytest.approx(evaluate(model, valid, length=8).loss, rel=1e-6)
     assert again["loss"] != pytest.approx(evaluate(model, valid).loss, rel=1e-6)
-    refused(call("evaluate", "--folder", folder, "--context", 8), 2, "--context: got 8; want an integer from 0 to 7")
+    denied(call("evaluate", "--folder", folder, "--context", 8), 2, "--context: got 8; want an integer from 0 to 7")
 
 
 def test_a_tokenizer_that_loses_text_is_named_with_each_price(text, tmp_path, call, result):
@@ -173,7 +173,7 @@ def test_the_prompt_from_standard_input(trained, result, monkeypatch):
 
 def test_a_prompt_from_a_standard_input_that_is_closed(trained, call, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)  # as Python has it then
-    refused(call("generate", "-", "--folder", trained), 2, "PROMPT: got a closed standard input; want text there")
+    denied(call("generate", "-", "--folder", trained), 2, "PROMPT: got a closed standard input; want text there")
 
 
 def test_what_would_command_a_terminal_is_not_shown(call, trained, monkeypatch):
@@ -194,16 +194,23 @@ def test_a_finished_run_without_its_checkpoints_is_not_done_again(text, tmp_path
     once = result(*words)
     shutil.rmtree(tmp_path / "checkpoints")
     before = (tmp_path / "model.safetensors").read_bytes()
-    monkeypatch.setattr("gbattn.lab.run_folder.train", lambda *words, **how: pytest.fail("trained again"))
+
+    class Trained(BaseException):
+        pass
+
+    def train(*words, **how):
+        raise Trained
+
+    monkeypatch.setattr("gbattn.lab.run_folder.train", train)
     code, out, err = call(*words, "--json")
     again = json.loads(out)
     assert code == 0 and f"{tmp_path} holds the run up to step 20: finished" in err
     assert again == once
     assert (tmp_path / "model.safetensors").read_bytes() == before
-    refused(call(*words, "--seed", 3), 2, "--folder: got training.seed = 3; want")
+    denied(call(*words, "--seed", 3), 2, "--folder: got training.seed = 3; want")
     history = json.loads((tmp_path / "history.json").read_text())
     (tmp_path / "history.json").write_text(json.dumps(history | {"finished": False}))
-    with pytest.raises(pytest.fail.Exception, match="trained again"):
+    with pytest.raises(Trained):
         call(*words)
 
 
@@ -222,13 +229,13 @@ def test_a_run_goes_on_where_its_text_has_moved(tmp_path, call, result):
     result("evaluate", "--folder", tmp_path / "m")
     (now / "train.txt").write_text(sentences(200, 7))
     outcome = call("train", now, "--folder", tmp_path / "m", *SHORT)
-    refused(outcome, 2, "--folder: got fingerprint = ", "to go on with the run in")
+    denied(outcome, 2, "--folder: got fingerprint = ", "to go on with the run in")
 
 
 def test_another_run_in_the_folder(text, trained, call):
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     outcome = call("train", text, "--folder", trained, *SHORT, "--learning-rate", "0.5", "--norm", "post")
-    refused(
+    denied(
         outcome,
         2,
         "training.learning_rate = 0.5",
@@ -257,11 +264,11 @@ def test_the_history_is_json_whatever_is_in_it(text, tmp_path, call, monkeypatch
 
 def test_a_foreign_folder_is_left_alone(text, tmp_path, call):
     (tmp_path / "thesis.tex").write_text("do not lose me")
-    refused(call("train", text, "--folder", tmp_path, *SHORT), 2, "--folder: got", "thesis.tex", "new or empty folder")
-    refused(
+    denied(call("train", text, "--folder", tmp_path, *SHORT), 2, "--folder: got", "thesis.tex", "new or empty folder")
+    denied(
         call("train", text, "--folder", tmp_path / "thesis.tex", *SHORT), 2, "--folder: got", "thesis.tex, a file; want"
     )
-    refused(call("train", text, "--folder", tmp_path / "thesis.tex" / "in", *SHORT), 2, "--folder: got", "a file; want")
+    denied(call("train", text, "--folder", tmp_path / "thesis.tex" / "in", *SHORT), 2, "--folder: got", "a file; want")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -272,7 +279,7 @@ def test_drafts_of_a_killed_run_are_in_nobodys_way(text, trained, tmp_path, call
     for name in (".lock", *drafts):
         (folder / name).write_text("{")
     (folder / "my.draft-2").write_text("mine")
-    refused(call("train", text, "--folder", folder, *SHORT), 2, "which holds my.draft-2 and no run.json")
+    denied(call("train", text, "--folder", folder, *SHORT), 2, "which holds my.draft-2 and no run.json")
     (folder / "my.draft-2").rename(tmp_path / "my.draft-2")
     words = ["train", text, "--folder", folder, *SHORT]
     assert result(*words)["steps"] == 20
@@ -355,33 +362,31 @@ def test_who_only_reads_a_folder_writes_nothing_in_it(text, trained, tmp_path, r
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no folder here that not even root can write to")
 def test_a_folder_that_cannot_be_written_to_is_named(text, call):
-    refused(call("train", text, "--folder", "/proc/self/model", *SHORT), 1, "/proc/self/model")
+    denied(call("train", text, "--folder", "/proc/self/model", *SHORT), 1, "/proc/self/model")
 
 
 def test_a_folder_without_a_checkpoint_is_free(text, tmp_path, call, result):
     """A run that was refused or that ended early keeps nothing that could be lost."""
     words = ["train", text, "--folder", tmp_path / "m", *SHORT]
-    refused(call(*words, "--warmup-steps", "20"), 2, "--warmup-steps: got 20; want fewer than the 20 steps")
+    denied(call(*words, "--warmup-steps", "20"), 2, "--warmup-steps: got 20; want fewer than the 20 steps")
     if not torch.cuda.is_available():
-        refused(call(*words, "--precision", "fp16"), 2, "--precision: got 'fp16' without a GPU")
-    refused(call(*words, *DIVERGING), 1, "is nan in step")
+        denied(call(*words, "--precision", "fp16"), 2, "--precision: got 'fp16' without a GPU")
+    denied(call(*words, *DIVERGING), 1, "is nan in step")
     assert result(*words)["steps"] == 20
     assert not json.loads((tmp_path / "m" / "run.json").read_text())["training"]["warmup_steps"]
-    refused(call(*words, "--warmup-steps", "20"), 2, "--folder: got training.warmup_steps = 20; want")
+    denied(call(*words, "--warmup-steps", "20"), 2, "--folder: got training.warmup_steps = 20; want")
 
 
 def test_a_model_without_its_checkpoints_is_not_overwritten(text, trained, tmp_path, call):
     copy_files(trained, tmp_path)
     before = (tmp_path / "model.safetensors").read_bytes()
-    refused(
-        call("train", text, "--folder", tmp_path, *SHORT, "--seed", "9"), 2, "--folder: got training.seed = 9; want"
-    )
+    denied(call("train", text, "--folder", tmp_path, *SHORT, "--seed", "9"), 2, "--folder: got training.seed = 9; want")
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_a_run_of_another_program_is_not_overwritten(text, tmp_path, call):
     (tmp_path / "run.json").write_text("{}")
-    refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "run.json: got the file of another program")
+    denied(call("train", text, "--folder", tmp_path, *SHORT), 1, "run.json: got the file of another program")
     assert (tmp_path / "run.json").read_text() == "{}"
 
 
@@ -391,7 +396,7 @@ def test_under_torchrun(text, tmp_path, call, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = f"WORLD_SIZE: got 2; want 1, as gbattn {words[0]} is one process; "
-    refused(call(*(text if word == "TEXT" else word for word in words)), 1, said)
+    denied(call(*(text if word == "TEXT" else word for word in words)), 1, said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -399,7 +404,7 @@ def test_two_at_once(text, tmp_path, call):
     from filelock import FileLock
 
     with FileLock(tmp_path / ".lock"):
-        refused(call("train", text, "--folder", tmp_path, *SHORT), 1, "another gbattn train at work")
+        denied(call("train", text, "--folder", tmp_path, *SHORT), 1, "another gbattn train at work")
 
 
 def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
@@ -410,7 +415,7 @@ def test_a_folder_is_called_like_an_option(text, tmp_path, call, monkeypatch):
     (tmp_path / "prompt").mkdir()
     with FileLock(tmp_path / "prompt" / ".lock"):
         said = f"gbattn train: {tmp_path / 'prompt'}: got another gbattn train at work; want another folder"
-        refused(call("train", text, "--folder", "prompt", *SHORT), 1, said)
+        denied(call("train", text, "--folder", "prompt", *SHORT), 1, said)
 
 
 @pytest.mark.parametrize(
@@ -516,7 +521,7 @@ def test_an_option_at_fault_is_named(call, text, trained, tmp_path, monkeypatch,
     (tmp_path / "torn" / "corpus.json").write_bytes((trained / "corpus.json").read_bytes())
     names = ("OTHER", "BINARY", "SHORT", "TORN")
     places = {"TEXT": text, "TRAINED": trained} | {name: tmp_path / name.lower() for name in names}
-    refused(call(*(places.get(word, word) for word in words)), 2, *parts)
+    denied(call(*(places.get(word, word) for word in words)), 2, *parts)
     assert not (tmp_path / "gbattn-model").exists()
 
 
@@ -524,7 +529,7 @@ def test_an_option_at_fault_is_named(call, text, trained, tmp_path, monkeypatch,
 @pytest.mark.parametrize("command", ["evaluate", "bench"])
 def test_a_gpu_that_is_not_there(call, trained, command):
     words = {"evaluate": ["evaluate", "--folder", trained], "bench": ["bench", *SMALL]}[command]
-    refused(call(*words, "--device", "cuda"), 2, "--device: got 'cuda'", "want cpu, or cuda")
+    denied(call(*words, "--device", "cuda"), 2, "--device: got 'cuda'", "want cpu, or cuda")
 
 
 def test_a_text_that_has_moved(tmp_path, call, result):
@@ -537,7 +542,7 @@ def test_a_text_that_has_moved(tmp_path, call, result):
     result("train", before, "--folder", model, *SHORT)
     price = result("evaluate", "--folder", model)
     before.rename(now)
-    refused(call("evaluate", "--folder", model), 2, f"--corpus: got none, and {before} is gone; want where the text")
+    denied(call("evaluate", "--folder", model), 2, f"--corpus: got none, and {before} is gone; want where the text")
     moved = result("evaluate", "--folder", model, "--corpus", now)
     assert moved["loss"] == price["loss"]
 
@@ -546,7 +551,7 @@ def test_a_damaged_checkpoint_is_no_option(text, tmp_path, call, result):
     result("train", text, "--folder", tmp_path / "m", *SHORT)
     (weights,) = (tmp_path / "m" / "checkpoints").glob("step-*/training.json")
     weights.write_text("no")
-    refused(call("train", text, "--folder", tmp_path / "m", *SHORT), 1, "checkpoints: got", "delete that one")
+    denied(call("train", text, "--folder", tmp_path / "m", *SHORT), 1, "checkpoints: got", "delete that one")
 
 
 BARE = '{"format": "gbattn corpus 1", "splits": {"train": {"dtype": "uint16"}}}'
@@ -572,9 +577,9 @@ def test_a_damaged_folder(trained, tmp_path, call, name, content):
         (tmp_path / name).write_text(content)
     stopped = (name, content) == ("model.safetensors", None)  # for all that can be seen
     named = tmp_path if stopped else tmp_path / name
-    refused(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
+    denied(call("generate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
     if name != "tokenizer.json":  # which only --text reads
-        refused(call("evaluate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
+        denied(call("evaluate", "--folder", tmp_path), 2 if stopped else 1, str(named), "; want ")
 
 
 @pytest.mark.parametrize(
@@ -607,7 +612,7 @@ def test_a_run_that_says_nonsense(text, trained, tmp_path, call, place, value):
     path.write_text(json.dumps(found))
     for words in (["evaluate"], ["generate"], ["train", text, *SHORT]):
         outcome = call(*words, "--folder", tmp_path / "m")
-        refused(outcome, 1, f"{path}: got a file that is damaged", "; want what gbattn train wrote")
+        denied(outcome, 1, f"{path}: got a file that is damaged", "; want what gbattn train wrote")
     assert path.read_text() == json.dumps(found)
 
 
@@ -638,9 +643,16 @@ def test_a_history_that_says_nonsense(text, trained, tmp_path, call, monkeypatch
     path = tmp_path / "history.json"
     found = change(json.loads(path.read_text()))
     path.write_text(found if isinstance(found, str) else json.dumps(found))
-    monkeypatch.setattr("gbattn.lab.run_folder.train", lambda *words, **how: pytest.fail("trained again"))
+
+    class Trained(BaseException):
+        pass
+
+    def train(*words, **how):
+        raise Trained
+
+    monkeypatch.setattr("gbattn.lab.run_folder.train", train)
     outcome = call("train", text, "--folder", tmp_path, *SHORT)
-    refused(outcome, 1, f"{path}: got ", "; want what gbattn train wrote: copy or delete it")
+    denied(outcome, 1, f"{path}: got ", "; want what gbattn train wrote: copy or delete it")
 
 
 HOSTILE = r"""
@@ -748,7 +760,7 @@ def test_a_corpus_from_elsewhere_writes_nowhere_else(text, tmp_path, call, name)
     (hostile / "corpus.json").write_text(json.dumps(said))
     state = lambda: {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     before = state()
-    refused(call("train", hostile, "--folder", folder, *SHORT[2:]), 1, "corpus.json, tokenizer.file")
+    denied(call("train", hostile, "--folder", folder, *SHORT[2:]), 1, "corpus.json, tokenizer.file")
     after = state()
     assert {path: after[path] for path in before} == before
     assert all(path.parent == folder and path.name in ("run.json", ".lock") for path in after.keys() - before.keys())
@@ -760,8 +772,8 @@ def test_a_foreign_tokenizer_is_found_out(text, trained, tmp_path, call, result)
     other = train_tokenizer([sentences(200, 7).upper()], 300).to_str()
     (tmp_path / "tokenizer.json").write_text(other)
     said = [str(tmp_path / "tokenizer.json"), "do not match their checksum; want the file that corpus.json was written"]
-    refused(call("generate", "--folder", tmp_path), 1, *said)
-    refused(call("evaluate", "--folder", tmp_path, "--text", Path(text) / "test.txt"), 1, *said)
+    denied(call("generate", "--folder", tmp_path), 1, *said)
+    denied(call("evaluate", "--folder", tmp_path, "--text", Path(text) / "test.txt"), 1, *said)
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     result("train", text, "--folder", tmp_path, *SHORT)
     words = ["generate", "a cat", "--max-new-tokens", "4", "--folder"]
@@ -796,13 +808,13 @@ def test_a_disk_that_is_full_at_the_end(text, tmp_path, call, result, monkeypatc
     write, words = P.write_bytes, ["train", text, "--folder", tmp_path / "m", *SHORT]
     monkeypatch.setattr(P, "write_bytes", full)
     outcome = call(*words)
-    refused(outcome, 1, f"No space left on device: '{tmp_path / 'm' / 'history.json'}'; step 20 is kept in")
+    denied(outcome, 1, f"No space left on device: '{tmp_path / 'm' / 'history.json'}'; step 20 is kept in")
     monkeypatch.setattr(P, "write_bytes", write)
     assert result(*words)["steps"] == 20
 
 
 def test_a_loss_that_is_not_finite(text, tmp_path, call):
-    refused(call("train", text, "--folder", tmp_path / "m", *SHORT, *DIVERGING), 1, "is nan in step")
+    denied(call("train", text, "--folder", tmp_path / "m", *SHORT, *DIVERGING), 1, "is nan in step")
 
 
 def test_weights_that_are_not_finite(trained, tmp_path, call):
@@ -811,8 +823,8 @@ def test_weights_that_are_not_finite(trained, tmp_path, call):
     with torch.no_grad():
         model.head_weight[7] = math.nan
     model.save_pretrained(tmp_path)
-    refused(call("generate", "--folder", tmp_path), 1, "model: got logits that are not finite")
-    refused(call("evaluate", "--folder", tmp_path), 1, "model: got a loss of nan; want a finite one")
+    denied(call("generate", "--folder", tmp_path), 1, "model: got logits that are not finite")
+    denied(call("evaluate", "--folder", tmp_path), 1, "model: got a loss of nan; want a finite one")
 
 
 LEARNED = [*SMALL, "--positions", "learned"]
@@ -821,20 +833,20 @@ LEARNED = [*SMALL, "--positions", "learned"]
 def test_a_default_length_is_cut_to_the_room_there_is(text, tmp_path, call, result):
     """A length that was typed is refused, and named."""
     words = ["train", text, "--folder", tmp_path / "m", *LEARNED, "--steps", 2, "--prompt", "the cat"]
-    refused(call(*words, "--sample-tokens", 80), 2, "--sample-tokens: got", "at most max_length = 16")
+    denied(call(*words, "--sample-tokens", 80), 2, "--sample-tokens: got", "at most max_length = 16")
     assert not (tmp_path / "m").exists()
     sample = result(*words)["sample"]
     assert sample.startswith("the cat") and len(sample) > 7
     words = ["generate", "the dog", "--folder", tmp_path / "m"]
     (found,) = result(*words)["texts"]
     assert found.startswith("the dog") and len(found) > 8
-    refused(call(*words, "--max-new-tokens", 16), 2, "--max-new-tokens: got", "at most max_length = 16")
+    denied(call(*words, "--max-new-tokens", 16), 2, "--max-new-tokens: got", "at most max_length = 16")
     words[1] = "a cat sees " * 9
-    refused(call(*words), 2, "PROMPT: got ", " tokens; want fewer than max_length = 16, as positions are learned")
+    denied(call(*words), 2, "PROMPT: got ", " tokens; want fewer than max_length = 16, as positions are learned")
     bench = ["bench", "boosted", *LEARNED, "--rounds", 1]
     assert result(*bench)["arms"][0]["written_tokens_per_second"] > 0
-    refused(call(*bench, "--new-tokens", 16), 2, "--new-tokens: got 16; want fewer than max_length = 16")
-    refused(call(*bench, "--max-length", 1), 2, "--max-length: got 1; want 2 or more, as positions are learned")
+    denied(call(*bench, "--new-tokens", 16), 2, "--new-tokens: got 16; want fewer than max_length = 16")
+    denied(call(*bench, "--max-length", 1), 2, "--max-length: got 1; want 2 or more, as positions are learned")
 
 
 def test_a_prompt_that_fills_the_window_is_no_reason_not_to_train(text, tmp_path, call):
@@ -895,8 +907,8 @@ def test_train_where_tokenizers_is_not(text, tmp_path, call, monkeypatch):
 def test_the_recipe_of_a_carried_text_stands(text, tmp_path, call, monkeypatch, words, parts):
     monkeypatch.chdir(tmp_path)
     carried = json.loads(call("tokenize", text, "--vocab-size", 300, "--json")[1])["folder"]
-    refused(call("train", carried, *SHORT[2:], *words), 2, *parts)
-    refused(call("tokenize", carried, *words), 2, *parts)
+    denied(call("train", carried, *SHORT[2:], *words), 2, *parts)
+    denied(call("tokenize", carried, *words), 2, *parts)
     assert not (tmp_path / "gbattn-model").exists()
 
 
@@ -905,7 +917,7 @@ def test_an_option_that_is_typed_counts_where_it_is_the_default(text, tmp_path, 
     carried = result("tokenize", text, *recipe, "--cache", tmp_path)["folder"]
     for words in (["tokenize", carried], ["train", carried, "--folder", tmp_path / "m", *SHORT[2:]]):
         for name, default in (("vocab-size", 2048), ("tokenizer", "byte-level"), ("max-train-tokens", None)):
-            refused(call(*words, f"--{name}={default}"), 2, f"--{name}: got {default}; want")
-            refused(call(*words, f"--{name.replace('-', '_')}", default), 2, f"--{name}: got {default}; want")
+            denied(call(*words, f"--{name}={default}"), 2, f"--{name}: got {default}; want")
+            denied(call(*words, f"--{name.replace('-', '_')}", default), 2, f"--{name}: got {default}; want")
         result(*words)
         result(*words, *recipe)

@@ -23,7 +23,7 @@ from gbattn.lab.commands.options import MODEL, folder_of_records
 from gbattn.lab.records import records_of
 from gbattn.lab.status import status_of
 from gbattn.language_model import ModelConfig, parameter_count
-from tiny_model import PROGRAM, SMALL, copy_files, refused
+from tiny_model import PROGRAM, SMALL, copy_files, denied
 
 pytestmark = pytest.mark.usefixtures("own_places")
 
@@ -66,8 +66,8 @@ def test_an_experiment_of_ones_own(text, tmp_path, call, result, monkeypatch):
     rows = result("compare", path, *place)["rows"]
     assert sorted((row["arm"], row["n"]) for row in rows) == [("standard", 2), ("twicing", 2)]
     path.write_text(OWN.replace("question", "qestion"))
-    refused(call("run", path, *place), 1, str(path), "qestion")
-    refused(call("compare", tmp_path / "none.toml", *place), 2, "none.toml; want a TOML file")
+    denied(call("run", path, *place), 1, str(path), "qestion")
+    denied(call("compare", tmp_path / "none.toml", *place), 2, "none.toml; want a TOML file")
 
 
 LAYER = """from gbattn.layers import MultiHeadAttention, register
@@ -89,7 +89,7 @@ def test_a_module_that_cannot_be_imported_is_named(call, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "statistics.py").write_text("raise SystemExit")
-    refused(call("run", "--imports", name), 2, f"--imports: got {name!r}; want a module in this folder or installed")
+    denied(call("run", "--imports", name), 2, f"--imports: got {name!r}; want a module in this folder or installed")
 
 
 def test_a_layer_of_ones_own(text, tmp_path):
@@ -133,7 +133,7 @@ def test_a_layer_of_ones_own(text, tmp_path):
 def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     place = ["--results", tmp_path / "results", "--work", tmp_path / "work"]
     half = result("run", "tiny", *place, "--shard", "1/2")["experiments"][0]
-    refused(call("compare", "tiny", *place[:2], "--confidence", "2"), 2, "--confidence: got 2.0; want a number between")
+    denied(call("compare", "tiny", *place[:2], "--confidence", "2"), 2, "--confidence: got 2.0; want a number between")
     assert (half["done"], half["left"]) == (2, "about") and half["hours_left"] >= 0
     code, out, err = call("compare", "tiny", *place[:2])
     assert code == 0 and out.endswith("\n2 of 4 runs are in, so no ordering is decided\n")
@@ -147,7 +147,7 @@ def test_run_and_compare(experiment, tmp_path, call, result, monkeypatch):
     assert code == 0 and "test_perplexity" in out and "paired by seed" in out
     assert re.search(r"^standard +2 +\d+\.\d{4} +\d+\.\d{4} +– +– +[\d,]+ +[1-9][\d,]*\.\d$", out, re.M)
     assert "diverged" not in out
-    refused(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
+    denied(call("compare", "tiny", *place[:2], "--metric", "beauty"), 2, "--metric: got 'beauty'")
     monkeypatch.setattr(status, "product_rate", lambda: pytest.fail("a speed that nobody asked for"))
     code, out, err = call("run", "tiny", *place)
     assert code == 0 and "4 of   4 runs" in out and "empty" not in err
@@ -205,7 +205,7 @@ def test_diagnose_a_run_of_the_queue_which_is_trained_again(experiment, tmp_path
     settings_ = json.loads((tmp_path / "page.json").read_text())["settings"]
     assert (settings_["arm"], settings_["seed"], settings_["of"]) == (one["arm"], one["seed"], "tiny")
     assert len(records_of("tiny", tmp_path / "results")) == 4
-    refused(call("diagnose", "0" * 12, *place), 2, "RUN: got '000000000000'; want a folder that gbattn train wrote")
+    denied(call("diagnose", "0" * 12, *place), 2, "RUN: got '000000000000'; want a folder that gbattn train wrote")
 
 
 def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, call, result, monkeypatch):
@@ -227,12 +227,12 @@ def test_compare_takes_each_arm_of_a_sweep_at_its_best(experiment, tmp_path, cal
     assert result("compare", "tiny", *place)["untuned"] == ["standard", "twicing"]
     shutil.rmtree(tmp_path / "results" / "tiny-sweep")
     unfinished = "got 0 of the 4 runs of tiny-sweep; want all of them: run tiny-sweep first"
-    refused(call("compare", "tiny", *place), 1, f"compare: tiny: {unfinished}")
-    refused(call("run", "tiny", *place), 1, f"run: tiny: {unfinished}")
+    denied(call("compare", "tiny", *place), 1, f"compare: tiny: {unfinished}")
+    denied(call("run", "tiny", *place), 1, f"run: tiny: {unfinished}")
     grid = {"norm": ("pre", "post"), "learning_rate": (1e-3,)}
     monkeypatch.setitem(EXPERIMENTS, "tiny-grid", replace(experiment, name="tiny-grid", seeds=(1,), grid=grid))
     result("run", "tiny-grid", *place, "--work", tmp_path / "work")
-    refused(call("compare", "tiny-grid", *place), 2, "'tiny-grid', which varies norm in each arm")
+    denied(call("compare", "tiny-grid", *place), 2, "'tiny-grid', which varies norm in each arm")
 
 
 def test_compare_sets_experiments_beside_each_other(experiment, tmp_path, call, result, monkeypatch):
@@ -251,8 +251,8 @@ def test_compare_sets_experiments_beside_each_other(experiment, tmp_path, call, 
     assert both["rows"] == [row._asdict() for row in compare(records)]
     code, out, err = call("compare", "tiny-more", "--beside", "tiny", *place)
     assert code == 0 and re.search(r"^with dropout \(calm\) +2 ", out, re.M)
-    refused(call("compare", "tiny", "--beside", "nothing", *place), 2, "--beside: got 'nothing'; want one of")
-    refused(call("compare", "tiny", "--beside", "tiny", *place), 1, "records: got two of arm standard and seed 1")
+    denied(call("compare", "tiny", "--beside", "nothing", *place), 2, "--beside: got 'nothing'; want one of")
+    denied(call("compare", "tiny", "--beside", "tiny", *place), 1, "records: got two of arm standard and seed 1")
 
 
 def test_what_diverged_is_counted(experiment, tmp_path, call, result):
@@ -309,7 +309,7 @@ def test_the_list_of_experiments_goes_on_past_a_damaged_record(tmp_path, call, r
 
 @pytest.mark.parametrize("words", [["--workers", 2], ["--shard", "1/2"], ["--corpora", "."], ["--capture"]])
 def test_the_list_of_experiments_drops_no_option(call, tmp_path, words):
-    refused(call("run", "--results", tmp_path, *words), 2, "NAME: got None")
+    denied(call("run", "--results", tmp_path, *words), 2, "NAME: got None")
 
 
 def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result):
@@ -319,7 +319,7 @@ def test_a_damaged_record_is_said_where_it_is(experiment, tmp_path, call, result
     first, second, *_ = sorted((tmp_path / "results" / "tiny").glob("*.json"))
     first.write_text('{"experiment": "tiny", "settings": {}, "measured": {}}')
     second.unlink()
-    refused(call("run", "tiny", *place), 1, f"gbattn run: {first}: got a damaged record; want a whole one")
+    denied(call("run", "tiny", *place), 1, f"gbattn run: {first}: got a damaged record; want a whole one")
     assert second.is_file()
 
 
@@ -404,4 +404,4 @@ def test_bench_takes_options_of_its_arms(call, result):
     config = ModelConfig(attention="boosted", attention_options={"rounds": 3}, **sizes)
     assert row["parameters"] == parameter_count(config).total
     for arms in (["multi_head"], ["boosted", "multi_head"]):
-        refused(call("bench", *arms, *words), 2, "--attention-options: got", "'rounds'", "'multi_head' takes")
+        denied(call("bench", *arms, *words), 2, "--attention-options: got", "'rounds'", "'multi_head' takes")

@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import replace
 
-import pytest
+from refusals import refused
 
 from gbattn.experiments import CorpusSpec
 from gbattn.lab.texts import load_text
@@ -21,14 +21,12 @@ def test_a_text_is_that_of_the_folder_of_corpora(corpora, tmp_path, monkeypatch)
 
 
 def test_another_text_than_the_pinned_one_is_refused(corpora, monkeypatch):
-    with pytest.raises(
-        ValueError, match="tiny: got a text with fingerprint .*; want 000, the text that this experiment"
-    ):
+    with refused("tiny"):
         load_text(CorpusSpec(name="tiny", vocab_size=260, fingerprint="000"), corpora)
     monkeypatch.setenv("GBATTN_CORPORA", str(corpora))
     assert load_text(CorpusSpec(name="tiny", vocab_size=260)).vocab_size == 260
     monkeypatch.delenv("GBATTN_CORPORA")
-    with pytest.raises(ValueError, match="corpora: got nothing; want a folder that holds elsewhere"):
+    with refused("corpora"):
         load_text(CorpusSpec(name="elsewhere"))
 
 
@@ -43,7 +41,7 @@ def test_a_cache_that_was_carried_here_needs_no_text(corpora, monkeypatch, tmp_p
         pinned = CorpusSpec(name="tiny", vocab_size=260, fingerprint=corpus.fingerprint)
         found = load_text(replace(pinned, max_train_tokens=len(corpus.train)), tmp_path)
         assert found.folder.parent == tmp_path / "cache" and len(found.train) == len(corpus.train)
-    with pytest.raises(ValueError, match="corpora: got .*; want a folder that holds tiny"):
+    with refused("corpora"):
         load_text(CorpusSpec(name="tiny", vocab_size=260, fingerprint="000"), tmp_path)
 
 

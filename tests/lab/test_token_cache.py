@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from gbattn.corpora import SPLITS, spellings, train_tokenizer
 from gbattn.ground.arguments import ArgumentError
@@ -157,53 +158,40 @@ def spoil(folder, name, change):
 
 
 SPOILT = {
-    "truncated": ("train.bin", lambda b: b[:-1], r"train\.bin: got \d+ bytes; want \d+ bytes: a cache as load_corpus"),
-    "changed": (
-        "valid.bin",
-        lambda b: bytes([b[0] ^ 1]) + b[1:],
-        r"valid\.bin: got bytes that do not match their checksum",
-    ),
-    "other tokenizer": ("tokenizer.json", lambda b: b + b" ", r"tokenizer\.json: got bytes that do not match"),
-    "no JSON": ("corpus.json", lambda b: b"{", r"corpus\.json: got format None; want 'gbattn corpus 1': a cache"),
-    "a list": ("corpus.json", lambda b: b"[]", r"corpus\.json: got format None"),
-    "foreign": ("corpus.json", lambda b: b"{}", r"corpus\.json: got format None"),
+    "truncated": ("train.bin", lambda b: b[:-1]),
+    "changed": ("valid.bin", lambda b: bytes([b[0] ^ 1]) + b[1:]),
+    "other tokenizer": ("tokenizer.json", lambda b: b + b" "),
+    "no JSON": ("corpus.json", lambda b: b"{"),
+    "a list": ("corpus.json", lambda b: b"[]"),
+    "foreign": ("corpus.json", lambda b: b"{}"),
     "other vocabulary": (
         "corpus.json",
         lambda b: b.replace(b'"vocab_size": 300,\n "tok', b'"vocab_size": 301,\n "tok'),
-        r"corpus\.json: got contents that do not match their checksum; want a cache",
     ),
-    "other bytes": (
-        "corpus.json",
-        lambda b: b.replace(b'"bytes": ', b'"bytes": 1'),
-        r"corpus\.json: got contents that do not match",
-    ),
-    "no checksum": (
-        "corpus.json",
-        lambda b: b.replace(b"sha256", b"sha1"),
-        r"corpus\.json: got contents that do not match",
-    ),
-    "newer": ("corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"), r"got format 'gbattn corpus 2'"),
+    "other bytes": ("corpus.json", lambda b: b.replace(b'"bytes": ', b'"bytes": 1')),
+    "no checksum": ("corpus.json", lambda b: b.replace(b"sha256", b"sha1")),
+    "newer": ("corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2")),
 }
 
 
-@pytest.mark.parametrize("name, change, error", SPOILT.values(), ids=SPOILT)
-def test_a_spoilt_cache_is_refused(corpus, tmp_path, name, change, error):
+@pytest.mark.parametrize("name, change", SPOILT.values(), ids=SPOILT)
+def test_a_spoilt_cache_is_refused(corpus, tmp_path, name, change):
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
     before = (copy / name).read_bytes()
     spoil(copy, name, change)
     assert (copy / name).read_bytes() != before
-    with pytest.raises(ValueError, match=error):
+    with refused(copy / name):
         open_corpus(copy)
 
 
 def test_a_missing_file_and_a_folder_that_is_no_cache(corpus, tmp_path):
-    with pytest.raises(ValueError, match="folder: got .* without corpus.json; want a cache as load_corpus writes it"):
+    with refused("folder"):
         open_corpus(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
     (copy / "test.bin").unlink()
-    with pytest.raises(ValueError, match="folder: got .* without test.bin; want a cache"):
+    with refused("folder"):
         open_corpus(copy)
 
 
@@ -212,9 +200,9 @@ def test_nobody_is_told_to_delete_a_folder_of_text(manifest, tmp_path):
     local(tmp_path, train=b"our own", valid=b"text", test=b"here")
     if manifest:
         (tmp_path / "corpus.json").write_text(manifest)
-    with pytest.raises(ValueError, match="want .*a cache as load_corpus writes it; or load_corpus.folder.") as caught:
+    with refused(tmp_path / "corpus.json" if manifest else "folder", "load_corpus(folder)") as caught:
         open_corpus(tmp_path)
-    assert "delete the folder" not in str(caught.value)
+    assert "delete" not in caught.value.want
     corpus = load_corpus(tmp_path, vocab_size=256, cache=tmp_path / "cache")  # which it is no cache for
     assert corpus.decode(corpus.train) == "our own"
 
@@ -223,9 +211,9 @@ def test_a_cache_of_another_version_may_be_deleted(corpus, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
     spoil(copy, "corpus.json", lambda b: b.replace(b"corpus 1", b"corpus 2"))
-    with pytest.raises(ValueError, match="delete the folder"):
+    with refused(copy / "corpus.json", "delete the folder"):
         open_corpus(copy)
-    with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
+    with refused("name_or_folder", "open_corpus"):
         load_corpus(copy)
 
 
@@ -235,7 +223,7 @@ def test_without_verification_only_sizes_are_compared(corpus, tmp_path):
     spoil(copy, "valid.bin", lambda b: bytes([b[0] ^ 1]) + b[1:])
     assert len(open_corpus(copy, verify=False).valid) == len(corpus.valid)
     spoil(copy, "valid.bin", lambda b: b[:-2])
-    with pytest.raises(ValueError, match="valid.bin"):
+    with refused(copy / "valid.bin"):
         open_corpus(copy, verify=False)
 
 
@@ -295,9 +283,9 @@ def test_no_entry_of_a_manifest_is_believed(corpus, tmp_path):
             (copy / "corpus.json").write_text(whole)
             signed(copy, change)
             for verify in (True, False):
-                with pytest.raises(ValueError, match=r"corpus\.json, [\w.]+: got .*; want ") as caught:
+                with pytest.raises(ArgumentError) as caught:
                     open_corpus(copy, verify=verify)
-                assert ".".join(place) in str(caught.value) and len(str(caught.value)) < 600
+                assert ".".join(place) in caught.value.argument and len(str(caught.value)) < 600
             tried += 1
     assert tried > 500 and outside.read_text() == "mine"
 
@@ -309,15 +297,14 @@ def test_json_that_nests_too_deep_is_refused_by_its_name(corpus, tmp_path, place
     opened = open_corpus(copy)
     for depth in (*range(930, 1000), 100_000):
         (copy / "corpus.json").write_text(f'{{"{place}": {"[" * depth + "]" * depth}, "format": "gbattn corpus 1"}}')
-        with pytest.raises(ValueError, match=r"corpus\.json"):
+        with refused(copy / "corpus.json"):
             open_corpus(copy)
-    with pytest.raises(ArgumentError) as error:
+    with refused("name_or_folder"):
         load_corpus(copy)
-    assert error.value.argument == "name_or_folder"
     (copy / "tokenizer.json").write_text("[" * 100_000)
     opened.manifest["tokenizer"]["sha256"] = file_checksum(copy / "tokenizer.json")
     for use in (lambda: opened.decode([1]), lambda: opened.encode("a")):
-        with pytest.raises(ValueError, match=r"tokenizer\.json: got RecursionError"):
+        with refused(copy / "tokenizer.json"):
             use()
 
 
@@ -327,13 +314,11 @@ def test_numbers_beyond_the_vocabulary_are_refused(corpus, tmp_path, number):
     shutil.copytree(corpus.folder, copy)
     np.full(len(corpus.valid), number, "<u2").tofile(copy / "valid.bin")
     signed(copy, lambda m: m["splits"]["valid"].update(sha256=file_checksum(copy / "valid.bin")))
-    message = r"valid\.bin: got a token id outside the vocabulary; want ids below vocab_size = 300"
-    with pytest.raises(ValueError, match=message):
+    with refused(copy / "valid.bin"):
         open_corpus(copy)
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokens"):
         opened = open_corpus(copy, verify=False)
         opened.decode(opened.valid)
-    assert error.value.argument == "tokens"
 
 
 def replaced(number):
@@ -365,9 +350,8 @@ def test_a_vocabulary_that_is_none(corpus, tmp_path, change):
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     signed(copy, lambda m: m["tokenizer"].update(sha256=file_checksum(copy / "tokenizer.json")))
     opened = open_corpus(copy)
-    message = r"tokenizer\.json: got no vocabulary of 300 tokens, numbered from 0 on; want the file"
     for use in (lambda: opened.vocabulary, lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
-        with pytest.raises(ValueError, match=message):
+        with refused(copy / "tokenizer.json"):
             use()
 
 
@@ -398,7 +382,7 @@ def test_a_tokenizer_of_another_recipe_never_reaches_its_library(corpus, tmp_pat
     (tokenizer[outer[0]] if outer else tokenizer)[inner] = SETTINGS[name]
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     signed(copy, lambda m: m["tokenizer"].update(sha256=file_checksum(copy / "tokenizer.json")))
-    with pytest.raises(ValueError, match=rf"tokenizer\.json: got settings of no 'byte-level' recipe: {name}"):
+    with refused(copy / "tokenizer.json", got=name):
         open_corpus(copy).encode("the cat")
 
 
@@ -413,29 +397,28 @@ def test_nobody_is_told_to_throw_a_model_away(corpus, tmp_path):
     """A folder of training has the manifest and the tokenizer of its text, and no tokens."""
     for name in ("corpus.json", "tokenizer.json"):
         shutil.copy(corpus.folder / name, tmp_path)
-    want = "a cache as load_corpus writes it; or load_corpus"
-    with pytest.raises(ValueError, match=f"without tokens, such as that of a trained model; want {want}") as error:
+    with refused("folder", "load_corpus(folder)") as caught:
         open_corpus(tmp_path)
-    assert "delete the folder" not in str(error.value)
+    assert "delete" not in caught.value.want
 
 
 TOKENIZER_FAULTS = {
-    "missing": (lambda path: path.unlink(), "no such file; want the file that corpus.json was written with: copy"),
-    "empty": (lambda path: path.write_text(""), "bytes that do not match their checksum; want the file"),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "bytes that do not match"),
-    "foreign": (lambda path: path.write_text(train_tokenizer(["b"], 300).to_str()), "bytes that do not match"),
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_text(""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "foreign": lambda path: path.write_text(train_tokenizer(["b"], 300).to_str()),
 }
 
 
-@pytest.mark.parametrize("change, error", TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS)
-def test_a_tokenizer_that_is_not_the_one_of_the_tokens(corpus, tmp_path, change, error):
+@pytest.mark.parametrize("change", TOKENIZER_FAULTS.values(), ids=TOKENIZER_FAULTS)
+def test_a_tokenizer_that_is_not_the_one_of_the_tokens(corpus, tmp_path, change):
     """It is compared when it is used, however the folder was opened."""
     copy = tmp_path / "copy"
     shutil.copytree(corpus.folder, copy)
     opened = open_corpus(copy)
     change(copy / "tokenizer.json")
     for use in (lambda: opened.encode("a"), lambda: opened.decode([1]), lambda: opened.n_bytes(opened.test)):
-        with pytest.raises(ValueError, match=rf"tokenizer\.json: got {error}"):
+        with refused(copy / "tokenizer.json", "copy the folder"):
             use()
 
 
@@ -449,9 +432,7 @@ def test_a_tokenizer_that_its_library_cannot_read(corpus, tmp_path):
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     signed(copy, lambda m: m["tokenizer"].update(sha256=file_checksum(copy / "tokenizer.json")))
     opened = open_corpus(copy)
-    with pytest.raises(
-        ValueError, match=rf"tokenizer\.json: got what tokenizers .* cannot read .*want tokenizers {made}"
-    ):
+    with refused(copy / "tokenizer.json", f"tokenizers {made}"):
         opened.encode("a")
 
 
@@ -459,7 +440,7 @@ def test_a_cache_of_another_recipe_in_the_place_of_one(folder, tmp_path):
     asked, other = (load_corpus(folder, vocab_size=size, cache=tmp_path).folder for size in (260, 258))
     shutil.rmtree(asked)
     other.rename(asked)
-    with pytest.raises(ValueError, match="got a cache of another recipe; want its own: delete it"):
+    with refused(asked, "delete it"):
         load_corpus(folder, vocab_size=260, cache=tmp_path)
 
 
@@ -481,9 +462,8 @@ def test_a_cache_that_cannot_be_written(folder, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ArgumentError) as error:
+    with refused("cache"):
         load_corpus(folder, vocab_size=256, cache=tmp_path)
-    assert error.value.argument == "cache"
 
 
 def test_a_folder_with_a_long_name(tmp_path):
@@ -569,61 +549,46 @@ def test_a_file_that_cannot_be_written_is_named(size, name, tmp_path):
 
 
 def test_unknown_names_and_bad_options(tmp_path, corpus):
-    with pytest.raises(ArgumentError) as error:
+    with refused("name_or_folder"):
         load_corpus("wikitext")
-    assert error.value.argument == "name_or_folder"
-    with pytest.raises(ArgumentError) as error:
+    with refused("name_or_folder"):
         load_corpus("")
-    assert error.value.argument == "name_or_folder"
-    with pytest.raises(ArgumentError) as error:
+    with refused("name_or_folder"):
         load_corpus(None)
-    assert error.value.argument == "name_or_folder"
     (tmp_path / "file").write_text("no folder")
     for blocked in ("file", "file/sub"):
-        with pytest.raises(ArgumentError) as error:
+        with refused("cache"):
             load_corpus(cache=tmp_path / blocked)
-        assert error.value.argument == "cache"
     for wrong in (3, ""):
-        with pytest.raises(ArgumentError) as error:
+        with refused("cache"):
             load_corpus(cache=wrong)
-        assert error.value.argument == "cache"
     for wrong in ("False", 0, None):
         for opened in ((open_corpus, corpus.folder), (load_corpus,)):
-            with pytest.raises(ArgumentError) as error:
+            with refused("verify"):
                 opened[0](*opened[1:], verify=wrong)
-            assert error.value.argument == "verify"
-    with pytest.raises(ValueError, match="folder: got None; want a path"):
+    with refused("folder"):
         open_corpus(None)
-    with pytest.raises(ArgumentError) as error:
+    with refused("vocab_size"):
         load_corpus(vocab_size=2**64)
-    assert error.value.argument == "vocab_size"
-    with pytest.raises(ValueError, match="a finished cache; want open_corpus"):
+    with refused("name_or_folder", "open_corpus"):
         load_corpus(corpus.folder)
-    with pytest.raises(ArgumentError) as error:
+    with refused("tokenizer"):
         load_corpus(tokenizer="words")
-    assert error.value.argument == "tokenizer"
-    with pytest.raises(ArgumentError) as error:
+    with refused("vocab_size"):
         load_corpus(vocab_size=255)
-    assert error.value.argument == "vocab_size"
     for count in (0, 1, True, 2.5):
-        with pytest.raises(ArgumentError) as error:
+        with refused("max_train_tokens"):
             load_corpus(max_train_tokens=count)
-        assert error.value.argument == "max_train_tokens"
-    with pytest.raises(ArgumentError) as error:
+    with refused("recipe"):
         train_tokenizer(["a"], recipe="words")
-    assert error.value.argument == "recipe"
-    with pytest.raises(ArgumentError) as error:
+    with refused("vocab_size"):
         train_tokenizer(["a"], 255)
-    assert error.value.argument == "vocab_size"
-    with pytest.raises(ArgumentError) as error:
+    with refused("texts"):
         train_tokenizer("abc")
-    assert error.value.argument == "texts"
-    with pytest.raises(ArgumentError) as error:
+    with refused("split"):
         corpus.text_bytes("dev")
-    assert error.value.argument == "split"
-    with pytest.raises(ArgumentError) as error:
+    with refused("text"):
         corpus.encode(["a"])
-    assert error.value.argument == "text"
 
 
 def test_the_tokenizer_learns_from_the_head_of_the_text():

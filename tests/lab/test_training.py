@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 import tqdm
+from refusals import refused
 from torch import nn
 
 from gbattn.corpora import TokenStream
-from gbattn.ground.arguments import ArgumentError
 from gbattn.lab.checkpoints import checkpoints
 from gbattn.lab.training import display, show_point, train
 from gbattn.training import History, RateGroup, evaluate, learning_rate
@@ -229,21 +229,19 @@ def test_a_loss_that_is_not_finite_is_named_and_the_last_good_checkpoint_stays(t
 
 
 def test_an_infinite_loss():
-    with pytest.raises(FloatingPointError, match="loss is inf in step 5, .* the last good checkpoint is none"):
+    with pytest.raises(FloatingPointError, match="loss is inf in step 5"):
         run(Exploding(5, "infinite loss"), steps=20)
 
 
 def test_a_gradient_that_is_not_finite():
-    with pytest.raises(FloatingPointError, match=r"gradient norm is (inf|nan) in step 5.*checkpoint is none"):
+    with pytest.raises(FloatingPointError, match="gradient norm is (inf|nan) in step 5"):
         run(Exploding(5, "gradient"), steps=20)
 
 
 @pytest.mark.parametrize("updates", [10, 20])  # in the middle, and at the end
 def test_a_validation_loss_that_is_not_finite(updates):
     step = updates - 1
-    rate = learning_rate(config(steps=20), step, 20)
-    message = rf"validation loss is nan after step {step}, at learning rate {rate:.3g}, .*\.batch\({step}\)"
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(FloatingPointError, match=f"validation loss is nan after step {step}"):
         run(Exploding(step, "validation"), steps=20, evaluate_every=10)
 
 
@@ -258,34 +256,23 @@ def test_a_validation_loss_that_is_not_finite(updates):
         ({"model": Toy().requires_grad_(False)}, "model"),
     ],
 )
-def test_train_says_what_is_wrong(options, argument):
-    with pytest.raises(ArgumentError) as error:
+def test_train_names_what_is_wrong(options, argument):
+    with refused(argument):
         run(**options)
-    assert error.value.argument == argument
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_an_update_is_captured_on_a_gpu_only():
-    on_a_cpu, no_flag = "got True with device cpu; want False, or a GPU", "got 1; want True or False"
-    for capture, message in ((True, on_a_cpu), (1, no_flag)):
-        with pytest.raises(ValueError, match=f"capture: {message}"):
+    for capture in (True, 1):
+        with refused("capture"):
             train(Toy(), CORPUS, config(), progress=False, capture=capture)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (dict(folder=""), "folder: got ''; want None or a path; the current folder is '.'"),
-        (dict(folder=3), "folder: got 3; want None or a path; the current folder is '.'"),
-        (dict(corpus="docs"), "corpus: got 'docs'; want a Corpus, or anything with tokens as train and valid"),
-        (dict(config={"steps": 3}), "config: got {'steps': 3}; want a TrainConfig"),
-    ],
-)
-def test_what_cannot_be_trained_is_named(arguments, message):
-    arguments = dict(corpus=CORPUS, config=config()) | arguments
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize("wrong", [dict(folder=""), dict(corpus="docs"), dict(config={"steps": 3})])
+def test_what_cannot_be_trained_is_named(wrong):
+    arguments = dict(corpus=CORPUS, config=config()) | wrong
+    with refused(*wrong):
         train(Toy(), progress=False, **arguments)
-    assert str(caught.value) == message
 
 
 @wraps
@@ -320,10 +307,10 @@ def test_a_compilation_that_fails_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["progress", "tensorboard"])
-@pytest.mark.parametrize("value", ["False", 0, None])
-def test_a_flag_is_a_truth_value(name, value, tmp_path):
-    with pytest.raises(ValueError, match=f"{name}: got {value!r}; want True or False"):
-        train(Toy(), CORPUS, config(), folder=tmp_path, **{name: value})
+def test_a_flag_is_a_truth_value(name, tmp_path):
+    with refused(name):
+        train(Toy(), CORPUS, config(), folder=tmp_path, **{name: "False"})
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_trainings_in_one_folder_are_refused(tmp_path):
@@ -331,7 +318,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path):
 
     class Second(Toy):
         def forward(self, *inputs, **options):
-            with pytest.raises(ValueError, match=f"folder: got {tmp_path}, in which another training is at work"):
+            with refused("folder"):
                 run(folder=tmp_path)
             raise KeyboardInterrupt
 
@@ -343,8 +330,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path):
 @pytest.mark.parametrize("package", ["accelerate", "filelock", "safetensors"])
 def test_a_missing_package_is_named_before_the_work(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    cure = rf"{package}: got a Python that cannot import it; want pip install 'gbattn\[train\] @"
-    with pytest.raises(ValueError, match=cure):
+    with refused(package, "gbattn[train]"):
         run(folder=tmp_path)
     assert not list(tmp_path.iterdir())
     if package != "accelerate":  # without checkpoints they are not needed
@@ -369,16 +355,15 @@ def test_a_compiled_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, monkeypat
 
 
 def test_tensorboard_needs_a_folder():
-    with pytest.raises(ArgumentError) as error:
+    with refused("tensorboard"):
         train(Toy(), CORPUS, config(), tensorboard=True)
-    assert error.value.argument == "tensorboard"
 
 
 @pytest.mark.parametrize("place", ["a.txt", "a.txt/sub"])
 def test_a_file_in_the_place_of_the_folder_is_refused_at_once(tmp_path, place):
     (tmp_path / "a.txt").write_text("no folder")
     model = Toy()
-    with pytest.raises(ValueError, match=r"folder: got .*a\.txt, a file; want a folder"):
+    with refused("folder"):
         run(model, folder=tmp_path / place)
     assert not model.seen
 

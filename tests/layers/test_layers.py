@@ -23,6 +23,7 @@ from gbattn.layers import LinearAttention, MultiHeadAttention, make_attention
 from gbattn.positions import TokenShift
 
 D, H = 8, 4
+NAMES = ("multi_head", "linear", "twicing", "boosted")
 EXACT = 1e-10  # float64; measured differences are below 1e-13
 
 KINDS = {
@@ -186,9 +187,7 @@ def test_maps_are_averages_that_see_no_key_after_their_own(kind):
 
 def test_explain_refuses_dropout_while_training():
     layer = MultiHeadAttention(D, H, dropout=0.1)
-    with pytest.raises(
-        ValueError, match=r"dropout: got 0.1 while training; want no dropout in explain: call .eval\(\)"
-    ):
+    with refused("dropout", ".eval()"):
         layer.explain(tokens(dtype=torch.float32))
     layer.eval().explain(tokens(dtype=torch.float32))
 
@@ -293,7 +292,7 @@ def test_padding_and_a_cache_are_about_all_keys(kind):
     for b, length in enumerate(lengths):
         alone = layer(x[b : b + 1, 7 - length :], causal=True)
         assert (output[b : b + 1, 7 - length :] - alone).abs().max() < EXACT
-    with pytest.raises(ValueError, match=r"padding: got shape \(2, 1\); want \(B, S\) with B = 2, S = 3"):
+    with refused("padding"):
         cache.crop(0)
         layer(x[:, :2], causal=True, cache=cache)
         layer(x[:, 2:3], causal=True, cache=cache, padding=real[:, :1])
@@ -390,12 +389,9 @@ def test_a_context_that_equals_the_tokens_changes_nothing(kind):
     assert (layer(x, context=x.clone()) - layer(x)).abs().max() < EXACT
 
 
-@pytest.mark.parametrize(
-    ("kind", "instead"),
-    [("twicing 2", ""), ("boosted 2 residual feature", "kv_from='input' or 'shared' takes one")],
-)
-def test_a_context_without_a_residual_is_refused(kind, instead):
-    with pytest.raises(ValueError, match=f"context: got a context; want None.*{instead}"):
+@pytest.mark.parametrize(("kind", "cure"), [("twicing 2", ""), ("boosted 2 residual feature", "kv_from='input'")])
+def test_a_context_without_a_residual_is_refused(kind, cure):
+    with refused("context", cure):
         layer_of(kind)(tokens(), context=tokens(2, 5))
 
 
@@ -459,7 +455,7 @@ def test_a_cache_of_a_shifted_layer_can_be_emptied_and_reordered_but_not_cropped
     layer, x = layer_of(kind), tokens()
     cache = layer.make_cache(2, 9)
     decode(layer, x, [4, 2], cache)
-    with pytest.raises(ValueError, match="length: got 3; want 0: .* cannot forget a part"):
+    with refused("length"):
         cache.crop(3)
     cache.reorder(torch.tensor([1, 1]))
     again = decode(layer, x[[1, 1], 6:], [1], cache)
@@ -569,25 +565,22 @@ def test_explain_reads_a_cache_as_forward_does(kind):
 
 
 @pytest.mark.parametrize(
-    ("told", "sentence"),
+    ("told", "argument"),
     [
-        ({"causal": False}, "causal: got False; want True with a cache"),
-        ({"x": tokens(3, 2)}, "cache: got a batch of 2; want 3, as x"),
-        ({"x": tokens(2, 5)}, "cache: got 0 tokens and 5 more; want at most max_length = 4"),
-        ({"cache": "a dict"}, "cache: got str; want a KeyValueCache"),
-        (
-            {"cache": LinearAttention(D, H).make_cache(2, 4)},
-            "cache: got one that keeps .*memory.*; want the cache of this",
-        ),
-        ({"context": tokens(2, 0), "causal": False}, "context: got 0 tokens; want at least one token, here or in the"),
-        ({"context": tokens(2, 5), "causal": False}, "cache: got 0 tokens and 5 more; want at most max_length = 4"),
+        ({"causal": False}, "causal"),
+        ({"x": tokens(3, 2)}, "cache"),
+        ({"x": tokens(2, 5)}, "cache"),
+        ({"cache": "a dict"}, "cache"),
+        ({"cache": LinearAttention(D, H).make_cache(2, 4)}, "cache"),
+        ({"context": tokens(2, 0), "causal": False}, "context"),
+        ({"context": tokens(2, 5), "causal": False}, "cache"),
     ],
 )
 @torch.no_grad()
-def test_a_cache_that_does_not_fit_is_refused(told, sentence):
+def test_a_cache_that_does_not_fit_is_refused(told, argument):
     layer = layer_of("multi_head")
     told = {"x": tokens(2, 2), "causal": True, "cache": layer.make_cache(2, 4)} | told
-    with pytest.raises(ValueError, match=sentence):
+    with refused(argument):
         layer(told.pop("x"), **told)
 
 
@@ -598,11 +591,14 @@ def test_a_pass_that_failed_leaves_the_cache_as_it_was(kind):
     cache = layer.make_cache(2, 7)
     decode(layer, x, [3], cache)
 
+    class Failure(Exception):
+        pass
+
     def fail(*_):
-        raise RuntimeError("out of luck")
+        raise Failure
 
     handle = layer.out.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of luck"):
+    with pytest.raises(Failure):
         layer(x[:, 3:4], causal=True, cache=cache)
     handle.remove()
     assert (decode(layer, x[:, 3:], [1, 3], cache) - layer(x, causal=True)[:, 3:]).abs().max() < EXACT
@@ -622,9 +618,7 @@ def test_a_trace_keeps_what_it_saw_when_the_cache_goes_on():
 @pytest.mark.parametrize("kind", FEW)
 def test_a_cache_refuses_to_cut_gradients_silently(kind):
     layer = layer_of(kind)
-    with pytest.raises(
-        ValueError, match=r"cache: got keys that carry a gradient; want none: decode under torch.no_grad\(\)"
-    ):
+    with refused("cache", "torch.no_grad()"):
         layer(tokens(), causal=True, cache=layer.make_cache(2, 7))
 
 
@@ -1009,11 +1003,52 @@ def test_quantised_weights_leave_a_layer_that_runs_and_decodes(kind, by):
     assert (decode(small, x, [3, 4], small.make_cache(2, 7)) - output).abs().max() < EXACT
 
 
+def quantised_by_library(layer, how):
+    """A copy of a layer as a library quantises it: torchao the weights, bitsandbytes the linear maps."""
+    layer = copy.deepcopy(layer)
+    if how == "torchao int8":
+        torchao = pytest.importorskip("torchao.quantization")
+        torchao.quantize_(layer, torchao.Int8WeightOnlyConfig())
+        return layer
+    bitsandbytes = pytest.importorskip("bitsandbytes").nn
+    eight = partial(bitsandbytes.Linear8bitLt, has_fp16_weights=False)
+    make = {"bitsandbytes 8 bit": eight, "bitsandbytes 4 bit": bitsandbytes.Linear4bit}[how]
+    for parent in [*layer.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear):
+                small = make(child.in_features, child.out_features, child.bias is not None)
+                small.load_state_dict(child.state_dict())
+                setattr(parent, name, small.to("cpu"))  # which quantises
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize(
+    ("how", "near"), [("torchao int8", 0.02), ("bitsandbytes 8 bit", 0.02), ("bitsandbytes 4 bit", 0.3)]
+)
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_weights_quantised_by_a_library_leave_a_layer_that_runs_and_decodes(name, how, near):
+    """With the gate as it starts, and drawn. float8 is not here: torchao turns a linear map whose weights are all zero,
+    as the gate starts, into NaN, and a plain `nn.Linear` just as well."""
+    torch.manual_seed(0)
+    layer, x = make_attention(name, 64, H).eval(), tokens(dtype=torch.float32, d_model=64)
+    for _ in range(2):
+        small, wanted = quantised_by_library(layer, how), layer(x, causal=True)
+        output = small(x, causal=True)
+        assert 0 < (output - wanted).norm() < near * wanted.norm()
+        assert (small.explain(x, causal=True).output - output).abs().max() < 1e-5
+        assert (decode(small, x, [3, 1, 3], small.make_cache(2, 7)) - output).abs().max() < 1e-5
+        for weight in layer.parameters():
+            if not weight.any():
+                nn.init.normal_(weight, std=0.1)
+
+
 @pytest.mark.parametrize("kind", ["multi_head", "linear"])
 @torch.no_grad()
 def test_a_layer_of_integers_alone_asks_for_the_dtype_of_its_cache(kind):
     layer = quantised(make_attention(kind, D, H, bias=False, dtype=torch.float64), "module")
-    with pytest.raises(ValueError, match="^dtype: "):
+    with refused("dtype"):
         layer.make_cache(2, 7)
     x, cache = tokens(), layer.make_cache(2, 7, dtype=torch.float64)
     assert (decode(layer, x, [3, 4], cache) - layer(x, causal=True)).abs().max() < EXACT
@@ -1102,7 +1137,7 @@ def test_half_of_the_features_do_not_pass_for_heads_of_half_the_width(kind):
     for name in ("query", "key", "value"):
         whole, part = getattr(layer, name), nn.Linear(D, D // 2, dtype=torch.float64)
         setattr(layer, name, part)
-        with pytest.raises(ValueError, match=f"{name}: got 4 features; want 8, {H} heads of 2"):
+        with refused(name):
             layer(x)
         setattr(layer, name, whole)
 
@@ -1141,7 +1176,7 @@ def test_a_layer_made_causal_is_causal_unless_told(kind, options):
 @torch.no_grad()
 def test_a_layer_made_causal_must_be_told_of_a_context(kind):
     layer, x, context = layer_of(kind, causal=True), tokens(), tokens(2, 5)
-    with pytest.raises(ValueError, match="causal: got True; want False with a context"):
+    with refused("causal"):
         layer(x, context=context)
     assert torch.equal(layer(x, context=context, causal=False), layer_of(kind)(x, context=context))
 
@@ -1155,9 +1190,7 @@ def test_a_mask_that_could_be_of_queries_or_of_sequences_is_refused(kind):
     layer, x = layer_of(kind), tokens(4, 4)
     mask = torch.ones(4, 4, dtype=torch.bool).tril()
     for method in (layer, layer.explain):
-        with pytest.raises(
-            ValueError, match=r"mask: got shape \(4, 4\), which is \(T, S\) and \(B, S\), as B = T; want"
-        ):
+        with refused("mask"):
             method(x, mask=mask)
     of_queries, of_sequences = layer(x, mask=mask[None, None]), layer(x, mask=mask[:, None, None])
     for b in range(4):
@@ -1171,7 +1204,7 @@ def test_zeros_and_ones_are_not_added_to_the_scores(kind):
     layer, x = layer_of(kind), tokens()
     ones = torch.ones(7, 7, dtype=torch.float64)
     for method in (layer, layer.explain):
-        with pytest.raises(ValueError, match=r"mask: got floats that are all 0 or 1; want mask.bool\(\) for"):
+        with refused("mask", "mask.bool()"):
             method(x, mask=ones.tril())
     for harmless in (ones, 0 * ones, 2 * ones.tril(), ones.tril().requires_grad_()):
         layer(x, mask=harmless)
@@ -1183,85 +1216,60 @@ def test_zeros_and_ones_are_not_added_to_the_scores(kind):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "argument"),
     [
-        ({"d_model": 0}, "d_model: got 0; want a positive integer"),
-        ({"d_model": 8.0}, "d_model: got 8.0; want a positive integer"),
-        ({"n_heads": 3}, "n_heads: got 3; want a divisor of d_model = 8"),
-        ({"n_kv_heads": 3}, "n_kv_heads: got 3; want a divisor of n_heads = 4"),
-        ({"n_kv_heads": 0}, "n_kv_heads: got 0; want a divisor of n_heads = 4"),
-        ({"bias": "False"}, "bias: got 'False'; want True or False"),
-        ({"bias": 1}, "bias: got 1; want True or False"),
-        ({"causal": "False"}, "causal: got 'False'; want True or False"),
-        ({"wings": 2}, "options: got 'wings'; want options that '.*' takes: .*n_kv_heads, .*causal"),
-        ({"dropout": 1.0}, "dropout: got 1.0; want a probability from 0 up to 1"),
-        ({"dropout": -0.1}, "dropout: got -0.1; want a probability"),
-        ({"dropout": False}, "dropout: got False; want a probability"),
-        ({"qk_norm": 1}, "qk_norm: got 1; want True or False"),
-        ({"rotary": {"speed": 2}}, "rotary: got 'speed'; want fields of a Rotary: base, fraction, scaling"),
-        ({"rotary": True}, "rotary: got True; want None or a finite base above 1"),
-        ({"rotary": 1.0}, "rotary: got 1.0; want None or a finite base above 1"),
-        ({"n_heads": 8, "rotary": 10.0}, "rotary: got heads of width 1; want an even width"),
+        ({"d_model": 0}, "d_model"),
+        ({"n_heads": 3}, "n_heads"),
+        ({"n_kv_heads": 3}, "n_kv_heads"),
+        ({"bias": "False"}, "bias"),
+        ({"causal": "False"}, "causal"),
+        ({"wings": 2}, "options"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"qk_norm": 1}, "qk_norm"),
+        ({"rotary": {"speed": 2}}, "rotary"),
+        ({"rotary": True}, "rotary"),
+        ({"n_heads": 8, "rotary": 10.0}, "rotary"),
     ],
 )
-@pytest.mark.parametrize("name", ["multi_head", "linear", "twicing", "boosted"])
-def test_bad_options_are_named(name, options, sentence):
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_options_are_named(name, options, argument):
     made = {"d_model": 8, "n_heads": 4} | options
     if name == "linear" and options.get("rotary") is not None:
         made["feature_map"] = "identity"
-    with pytest.raises(ValueError, match=sentence):
+    with refused(argument):
         make_attention(name, **made)
 
 
-@pytest.mark.parametrize(
-    ("told", "sentence"),
-    [
-        ({"x": torch.ones(7, D)}, r"x: got shape \(7, 8\); want \(B, T, D\) with T ≥ 1, D = 8"),
-        ({"x": torch.ones(2, 7, 9)}, r"x: got shape \(2, 7, 9\); want \(B, T, D\) with T ≥ 1, D = 8"),
-        ({"x": [[1.0]]}, r"x: got list; want \(B, T, D\) with T ≥ 1, D = 8"),
-        ({"x": torch.ones(2, 0, D)}, r"x: got shape \(2, 0, 8\); want \(B, T, D\) with T ≥ 1"),
-        ({"x": torch.ones(2, 7, D, dtype=torch.int64)}, "x: got dtype torch.int64; want a floating dtype"),
-        ({"x": torch.ones(2, 7, D)}, "x: got dtype torch.float32; want torch.float64, as the weights"),
-        ({"x": torch.ones(2, 7, D, device="meta")}, "x: got device meta; want cpu, as the weights"),
-        ({"context": torch.ones(2, 5, D)}, "context: got dtype torch.float32; want torch.float64, as the weights"),
-        ({"causal": 1}, "causal: got 1; want True or False"),
-        ({"causal": "False"}, "causal: got 'False'; want True or False"),
-        ({"mask": [True]}, "mask: got list; want a tensor"),
-        ({"mask": torch.ones(7, 7, dtype=torch.int64)}, "mask: got dtype torch.int64; want a tensor of torch.bool"),
-        ({"mask": torch.ones(7, 6) > 0}, r"mask: got shape \(7, 6\); want \(T, S\) = \(7, 7\) or \(B, H, T, S\)"),
-        ({"mask": torch.ones(2, 7, 7) > 0}, r"mask: got shape \(2, 7, 7\); want \(T, S\) = \(7, 7\) or"),
-        ({"mask": torch.ones(3, 1, 7, 7) > 0}, r"mask: got shape \(3, 1, 7, 7\); want"),
-        ({"mask": torch.ones(7, 7, device="meta") > 0}, "mask: got device meta; want cpu"),
-        ({"positions": torch.arange(7)}, r"positions: got shape \(7,\), torch.int64; want None: this layer has"),
-        (
-            {"context": torch.ones(3, 5, D, dtype=torch.float64)},
-            r"context: got shape \(3, 5, 8\); want \(B, S, D\) with B = 2",
-        ),
-        ({"context": torch.ones(2, 5, 4)}, r"context: got shape \(2, 5, 4\); want"),
-        ({"context": tokens(2, 5), "causal": True}, "causal: got True; want False with a context"),
-    ],
-)
+BAD_ARGUMENTS = [  # the first of each case is at fault
+    {"x": torch.ones(2, 7, 9)},
+    {"x": torch.ones(2, 0, D)},
+    {"x": torch.ones(2, 7, D)},
+    {"x": torch.ones(2, 7, D, device="meta")},
+    {"context": torch.ones(2, 5, D)},
+    {"context": torch.ones(3, 5, D, dtype=torch.float64)},
+    {"causal": "False"},
+    {"causal": True, "context": tokens(2, 5)},
+    {"mask": [True]},
+    {"mask": torch.ones(7, 7, dtype=torch.int64)},
+    {"mask": torch.ones(7, 6) > 0},
+    {"mask": torch.ones(2, 7, 7) > 0},
+    {"mask": torch.ones(7, 7, device="meta") > 0},
+    {"positions": torch.arange(7)},
+]
+
+
 @pytest.mark.parametrize("kind", FEW)
-def test_bad_arguments_are_named(kind, told, sentence):
-    layer, told = layer_of(kind), {"x": tokens()} | told
-    for method in (layer, layer.explain):
-        with pytest.raises(ValueError, match=sentence):
-            method(told["x"], **{name: value for name, value in told.items() if name != "x"})
+def test_bad_arguments_are_named(kind):
+    layer = layer_of(kind)
+    for told in BAD_ARGUMENTS:
+        for method in (layer, layer.explain):
+            with refused([*told][0]):
+                method(**{"x": tokens()} | told)
 
 
-@pytest.mark.parametrize(
-    ("positions", "sentence"),
-    [
-        (
-            torch.arange(6),
-            r"positions: got shape \(6,\), torch.int64; want integers of shape \(T,\) = \(7,\) or \(B, T\) = \(2, 7\)",
-        ),
-        (torch.arange(7.0), "positions: got dtype torch.float32; want an integer dtype"),
-        (range(7), r"positions: got range\(0, 7\); want integers"),
-    ],
-)
-def test_bad_positions_are_named(positions, sentence):
-    with pytest.raises(ValueError, match=sentence):
+@pytest.mark.parametrize("positions", [torch.arange(6), torch.arange(7.0), range(7)])
+def test_bad_positions_are_named(positions):
+    with refused("positions"):
         layer_of("multi_head", rotary=100.0)(tokens(), positions=positions)
 
 

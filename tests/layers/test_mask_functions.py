@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from test_layers import EXACT, FEW, FEW_SOFTMAX, LENGTHS, SAME_TEXT, TEXT, D, H, layer_of, tokens
 from torch.nn.attention.flex_attention import and_masks, create_mask, flex_attention
 
@@ -242,20 +243,20 @@ def test_dropout_with_a_score_function_is_unbiased():
 @pytest.mark.parametrize("kind", FEW)
 def test_bad_functions_are_named(kind):
     layer, x = layer_of(kind), tokens()
-    with pytest.raises(ValueError, match="mask: got a function to torch.float64; want one to torch.bool"):
+    with refused("mask"):
         layer(x, mask=lambda b, h, q, k: 1.0 * (q - k).double())
-    with pytest.raises(ValueError, match=r"score_mod: got 3; want None or a function \(score, b, h, q_idx, kv_idx\)"):
+    with refused("score_mod"):
         layer(x, score_mod=3)
 
 
 @torch.no_grad()
 def test_what_has_no_scores_refuses_a_function_of_them():
     for layer in (layer_of("linear elu"), SinkhornAttention(D, H, dtype=torch.float64)):
-        with pytest.raises(ValueError, match="score_mod: got a function; want None: this layer has no scores"):
+        with refused("score_mod"):
             layer(tokens(), score_mod=alibi(H))
     layer = layer_of("linear elu")
     for size in (1, 3):
-        with pytest.raises(ValueError, match="mask: got a function; want a tensor with a cache: a sum cannot"):
+        with refused("mask"):
             layer(tokens(2, size), causal=True, mask=sliding_window(2), cache=layer.make_cache(2, 7))
     both = and_masks(sliding_window(3), same_document(IDS))
     wanted = SinkhornAttention(D, H, dtype=torch.float64)
@@ -263,20 +264,20 @@ def test_what_has_no_scores_refuses_a_function_of_them():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "argument"),
     [
-        (lambda: sliding_window(0), "size: got 0; want a positive integer"),
-        (lambda: prefix(-1), "length: got -1; want an integer that is not negative"),
-        (lambda: prefix(torch.ones(2)), "length: got dtype torch.float32; want an integer dtype"),
-        (lambda: same_document(torch.arange(3)), r"ids: got shape \(3,\); want \(B, S\)"),
-        (lambda: same_document(torch.ones(1, 3)), "ids: got dtype torch.float32; want an integer dtype"),
-        (lambda: alibi(0), "n_heads: got 0; want a positive integer"),
-        (lambda: soft_cap(0.0), "cap: got 0.0; want a positive"),
-        (lambda: attend(*some_heads(), score_mod="alibi"), "score_mod: got 'alibi'; want None or a function"),
+        (lambda: sliding_window(0), "size"),
+        (lambda: prefix(-1), "length"),
+        (lambda: prefix(torch.ones(2)), "length"),
+        (lambda: same_document(torch.arange(3)), "ids"),
+        (lambda: same_document(torch.ones(1, 3)), "ids"),
+        (lambda: alibi(0), "n_heads"),
+        (lambda: soft_cap(0.0), "cap"),
+        (lambda: attend(*some_heads(), score_mod="alibi"), "score_mod"),
     ],
 )
-def test_bad_options_of_functions_are_named(call, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_options_of_functions_are_named(call, argument):
+    with refused(argument):
         call()
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from gbattn.corpora import sequential_windows
 from gbattn.lab import training
@@ -115,6 +116,7 @@ def test_a_rate_group_counts_in_a_captured_update():
     assert not torch.allclose(finals[True], dict(small().named_parameters())[name], atol=1e-4)
 
 
+<<<<<<< HEAD
 def test_what_specialises_is_measured_where_the_model_is():
     watch = Specialisation(next(sequential_windows(corpus().valid[:65], T, batch_size=4)), at=[0, 6])
     train(model := small("multi_head"), corpus(), settings(), progress=False, rates=[RateGroup((), watch)])
@@ -126,6 +128,11 @@ def test_what_specialises_is_measured_where_the_model_is():
 @pytest.mark.parametrize("config, got", [(dict(precision="fp16"), "fp16"), (dict(document_end=0), "document_end")])
 def test_what_cannot_be_captured_is_refused(config, got):
     with pytest.raises(ValueError, match=f"capture.*{got}"):
+=======
+@pytest.mark.parametrize("config", [dict(precision="fp16"), dict(document_end=0)])
+def test_what_cannot_be_captured_is_refused(config):
+    with refused("capture"):
+>>>>>>> fix-W
         train(small(), corpus(), settings(**config), progress=False, capture=True)
 
 
@@ -136,7 +143,7 @@ def test_a_model_that_waits_for_the_gpu_is_told_of():
             return loss if loss.item() > 0 else -loss
 
     model = Waiting(small().config, seed=0)
-    with pytest.raises(RuntimeError, match="the capture failed.*capture=False"):
+    with pytest.raises(RuntimeError, match="capture=False"):
         train(model, corpus(), settings(), progress=False, capture=True)
 
 

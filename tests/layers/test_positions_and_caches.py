@@ -155,26 +155,26 @@ def test_a_model_computes_its_angles_once(monkeypatch):
     bases = {2: {"attention_options": {"rotary": 100.0}}, 3: {"attention_options": {"rotary": 100.0}}}
     LanguageModel(ModelConfig(**options, overrides=bases))(ids)
     assert len(calls) == 2
-    with pytest.raises(ValueError, match=r"positions: got angles of \(100.0, 2, 7\); want of \(10.0, 2, 7\)"):
+    with refused("positions"):
         angles = layer_of("multi_head", rotary=100.0).rotary_positions(tokens())
         layer_of("multi_head", rotary=10.0)(tokens(), positions=angles)
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("fields", "argument"),
     [
-        ({"base": 1.0}, "base: got 1.0; want a finite base above 1"),
-        ({"fraction": 0.0}, "fraction: got 0.0; want a share above 0, up to 1"),
-        ({"scaling": "dynamic"}, "scaling: got 'dynamic'; want .*none.*linear.*ntk.*yarn"),
-        ({"scaling": "linear", "factor": 0.5}, "factor: got 0.5; want a number, 1 or more"),
-        ({"factor": 2.0}, "factor: got 2.0; want 1 with scaling='none'"),
-        ({"scaling": "yarn", "factor": 2.0}, "original_length: got None; want a positive integer, for 'yarn'"),
-        ({"fraction": 0.4}, "head_dim: got 3; want an even number of features"),
-        ({"fraction": 0.25, "scaling": "ntk", "factor": 2.0}, "head_dim: got 2 features that turn; want 4 or more"),
+        ({"base": 1.0}, "base"),
+        ({"fraction": 0.0}, "fraction"),
+        ({"scaling": "dynamic"}, "scaling"),
+        ({"scaling": "linear", "factor": 0.5}, "factor"),
+        ({"factor": 2.0}, "factor"),
+        ({"scaling": "yarn", "factor": 2.0}, "original_length"),
+        ({"fraction": 0.4}, "head_dim"),
+        ({"fraction": 0.25, "scaling": "ntk", "factor": 2.0}, "head_dim"),
     ],
 )
-def test_bad_descriptions_are_named(fields, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_descriptions_are_named(fields, argument):
+    with refused(argument):
         MultiHeadAttention(16, 2, rotary=fields)
 
 
@@ -307,13 +307,13 @@ def test_what_does_not_fit_a_static_cache_is_named():
     cache = layer.make_cache(2, 8, static=True)
     assert isinstance(cache, StaticCache) and type(layer.make_cache(2, 8)) is KeyValueCache
     layer(x, causal=True, cache=cache)
-    with pytest.raises(ValueError, match="cache: got 7 tokens and 7 more; want at most max_length = 8"):
+    with refused("cache"):
         layer(x, causal=True, cache=cache)
-    with pytest.raises(ValueError, match="cache: got KeyValueCache; want a StaticCache"):
+    with refused("cache"):
         DecodeStep(layer, layer.make_cache(2, 8))
-    with pytest.raises(ValueError, match="length: got 8; want an integer from 0 to 7"):
+    with refused("length"):
         cache.crop(8)
-    with pytest.raises(ValueError, match="static: got 1; want True or False"):
+    with refused("static"):
         layer.make_cache(2, 8, static=1)
 
 
@@ -358,16 +358,16 @@ def test_places_of_a_cached_context_count_from_its_start():
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("options", "call", "sentence"),
+    ("options", "call", "argument"),
     [
-        (dict(rotary=100.0), {}, "positions: got None; want those of x"),
-        ({}, dict(mask=sliding_window(3)), "mask: got a function; want a tensor"),
-        ({}, dict(score_mod=alibi(4)), "score_mod: got a function; want None"),
+        (dict(rotary=100.0), {}, "positions"),
+        ({}, dict(mask=sliding_window(3)), "mask"),
+        ({}, dict(score_mod=alibi(4)), "score_mod"),
     ],
 )
-def test_what_counts_queries_is_refused_with_a_cache_that_counts_a_context(options, call, sentence):
+def test_what_counts_queries_is_refused_with_a_cache_that_counts_a_context(options, call, argument):
     layer, x, context = layer_of("multi_head", **options), tokens(), tokens(2, 5, seed=3)
-    with pytest.raises(ValueError, match=f"{sentence}.*: the cache counts tokens of the context, not queries"):
+    with refused(argument):
         layer(x, context=context, cache=layer.make_cache(2, 5), **call)
 
 

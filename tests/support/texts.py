@@ -1,4 +1,8 @@
-"""Small texts for corpora."""
+"""Small texts for corpora, and a corpus of them."""
+
+import pytest
+
+from gbattn.lab.token_cache import load_corpus
 
 ENGLISH = "the cat sat on the mat. The dog didn't; it lay there, 12 days.\n" * 20
 
@@ -20,3 +24,23 @@ def local(tmp_path, **texts):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A local corpus; the name of its folder is a pattern to the library that reads it."""
+    folder = tmp_path_factory.mktemp("texts") / "a [1] b*"
+    folder.mkdir()
+    for split, words in TEXTS.items():
+        (folder / f"{split}.txt").write_text(words, encoding="utf-8", newline="")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder, cache):
+    return load_corpus(folder, vocab_size=300, cache=cache)

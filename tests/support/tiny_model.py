@@ -88,7 +88,7 @@ def copy_files(source, target):
             (target / path.name).write_bytes(path.read_bytes())
 
 
-def refused(outcome, code, *parts):
+def denied(outcome, code, *parts):
     """The exit code, nothing on standard output, and one line that says why."""
     got, out, err = outcome
     assert (got, out) == (code, ""), (got, out, err)
