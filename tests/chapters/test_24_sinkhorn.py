@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -14,7 +15,13 @@ from gbattn.boosted import GradientBoostedAttention
 from gbattn.cost import attention_cost, attention_parts, count_flops, count_saved_bytes, count_traffic_bytes
 from gbattn.language_model import ModelConfig
 from gbattn.layers import MultiHeadAttention, make_attention
-from gbattn.sinkhorn import SinkhornAttention, sinkhorn_potentials, sinkhorn_weights
+from gbattn.sinkhorn import (
+    SinkhornAttention,
+    SinkhornTransformer,
+    coupling,
+    sinkhorn_potentials,
+    sinkhorn_weights,
+)
 from gbattn.twicing import TwicingAttention
 
 F64 = torch.float64
@@ -154,6 +161,100 @@ def test_thm_balanced_rounds(p):
     return balanced_rounds(p, lambda S: sinkhorn_weights(S, iterations=50_000, tolerance=1e-9))
 
 
+class Texts(Scores):
+    """Two weighted texts of different lengths, a positive coupling of them, and scores."""
+
+    def __init__(self, seed, n, size):
+        super().__init__(seed, n, size)
+        self.mu, self.nu = self.normal(n).softmax(0), self.normal(n + 2).softmax(0)
+        self.S = size * self.normal(n, n + 2)
+        self.pi = coupling(size * self.normal(n, n + 2), self.mu, self.nu, **EXACT)
+
+
+texts = st.builds(Texts, st.integers(0, 2**31), st.integers(2, 6), st.floats(0.3, 1.5))
+
+
+def softmax_joint(S, mu, nu):
+    return mu[:, None] * (S + nu.log()).softmax(1)
+
+
+def with_equal_weights(S, mu, nu):
+    return coupling(S, **EXACT)
+
+
+def balanced(S, mu, nu):
+    return coupling(S, mu, nu, **EXACT)
+
+
+def carried(p, normalize, column_offsets=True):
+    """π from its own scores, and the distance of two couplings with the bound."""
+    density = (p.pi / p.mu[:, None] / p.nu).log()
+    returned = (normalize(density, p.mu, p.nu) - p.pi).flatten()
+    apart = 0.2 * p.normal(*p.S.shape)
+    offsets = 2 * p.normal(p.n, 1) + column_offsets * 2 * p.normal(1, p.n + 2)
+    near, far = (normalize(S, p.mu, p.nu) for S in (p.S, p.S + apart + offsets))
+    zeros, distance = torch.zeros_like(returned), (far - near).abs().sum()
+    return torch.cat([returned, -returned, distance[None]]), torch.cat([zeros, zeros, apart.abs().max()[None]])
+
+
+@claim(texts, tolerance=1e-9, relation="<=", mutant=lambda p: carried(p, with_equal_weights))
+def test_thm_couplings(p):
+    """Sinkhorn of log dπ/d(μ⊗ν) is π, and couplings differ by no more than scores. Mutant: the square case."""
+    return carried(p, balanced)
+
+
+def test_softmax_carries_couplings_too_up_to_offsets_of_columns():
+    p = Texts(0, 5, 1.0)
+    left, right = carried(p, softmax_joint, column_offsets=False)
+    assert (left <= right + 1e-12).all()
+    left, right = carried(p, softmax_joint)
+    assert left[-1] > 2 * right[-1] and (left[:-1].abs() < 1e-12).all()
+
+
+def divergence(p, q):
+    return (p * (p / q).log()).sum()
+
+
+def projected(p, turned=False):
+    R, P = softmax_joint(p.S, p.mu, p.nu), balanced(p.S, p.mu, p.nu)
+    left_over = divergence(R, P) if turned else divergence(P, R)
+    return divergence(p.pi, R), divergence(p.pi, P) + left_over
+
+
+@claim(texts, tolerance=1e-9, mutant=lambda p: projected(p, turned=True))
+def test_prop_projection(p):
+    """KL(π‖R) = KL(π‖P) + KL(P‖R). Mutant: KL(R‖P)."""
+    return projected(p)
+
+
+def slopes(p):
+    """How far attention moves tokens on a circle of density 1 + c cos x, per ε and per ∇log ρ."""
+    grid, epsilon = np.linspace(0, 2 * math.pi, 5001), 0.02
+    shares = (np.arange(150) + p.phase) / 150 * 2 * math.pi
+    x = torch.tensor(np.interp(shares, grid + p.c * np.sin(grid), grid))
+    slope = -p.c * x.sin() / (1 + p.c * x.cos())
+    steps = (x - x[:, None] + math.pi) % (2 * math.pi) - math.pi
+    found = []
+    for options in (dict(iterations=0, tolerance=None), dict(iterations=3000, tolerance=1e-6)):
+        moved = (sinkhorn_weights(-(steps**2) / 2 / epsilon, **options) * steps).sum(1) / epsilon
+        found.append(slope @ moved / (slope @ slope))
+    return torch.stack(found)
+
+
+class Circle:
+    def __init__(self, phase, c):
+        self.phase, self.c = phase, c
+
+
+circles = st.builds(Circle, st.floats(0, 1), st.floats(0.2, 0.6))
+
+
+@claim(circles, tolerance=0.03, examples=5, mutant=lambda p: (slopes(p), torch.ones(2, dtype=F64)))
+def test_prop_heat(p):
+    """Softmax moves tokens by ε ∇log ρ, Sinkhorn by half of it. Mutant: both by all of it."""
+    return slopes(p), torch.tensor([1, 0.5], dtype=F64)
+
+
 # ---------------------------------------------------------------- the functions
 
 
@@ -209,6 +310,44 @@ def test_padding_is_left_out_as_key_and_as_query():
     assert P[4:].eq(0).all() and P[:, 4:].eq(0).all()
     nothing = sinkhorn_weights(S, mask=torch.zeros(1, 6, dtype=torch.bool))
     assert nothing.eq(0).all()
+
+
+@pytest.mark.parametrize("weights", [lambda n: drawn(n, seed=n).softmax(0), lambda n: None])
+def test_a_coupling_has_its_sums_and_equal_weights_are_the_default(weights):
+    S, mu, nu = drawn(3, 4, 6), weights(4), weights(6)
+    P = coupling(S, mu, nu, **EXACT)
+    for found, expected in ((P.sum(-1), mu), (P.sum(-2), nu)):
+        expected = torch.full_like(found, 1 / found.shape[-1]) if expected is None else expected.expand(found.shape)
+        assert torch.allclose(found, expected, atol=1e-12, rtol=0)
+    if mu is None:
+        assert torch.allclose(4 * P, sinkhorn_weights(S, **EXACT), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("options", [EXACT, dict(iterations=0, tolerance=None)])
+def test_gradients_of_a_coupling_with_those_of_its_weights(options):
+    """Also without iterations, where it is softmax."""
+    leaves = [drawn(*shape, seed=i).requires_grad_() for i, shape in enumerate([(2, 3, 4), (2, 3), (4,)])]
+    weights = lambda S, a, b: coupling(S, a.softmax(-1), b.softmax(-1), **options)
+    assert torch.autograd.gradcheck(weights, leaves)
+    assert torch.autograd.gradgradcheck(weights, leaves)
+
+
+def test_without_iterations_the_gradient_is_that_of_softmax():
+    S = drawn(5, 5).requires_grad_()
+    found = [
+        torch.autograd.grad((drawn(5, 5, seed=1) * P).sum(), S)[0]
+        for P in (sinkhorn_weights(S, iterations=0, tolerance=None), S.softmax(-1))
+    ]
+    assert torch.allclose(*found, atol=1e-14, rtol=0)
+
+
+def test_a_token_without_weight_is_left_out():
+    S, mu, nu = drawn(5, 6), drawn(5).softmax(0), drawn(6, seed=1).softmax(0)
+    mu[3:], nu[4:] = 0, 0
+    mu, nu = mu / mu.sum(), nu / nu.sum()
+    P = coupling(S, mu, nu, **EXACT)
+    assert torch.allclose(P[:3, :4], coupling(S[:3, :4], mu[:3], nu[:4], **EXACT), atol=1e-12, rtol=0)
+    assert P[3:].max() < 1e-300 and P[:, 4:].max() < 1e-300
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -334,6 +473,63 @@ def test_its_cost_is_what_torch_counts(options, context):
     assert parts["attention"].saved_bytes >= x.nbytes + scores
 
 
+# ---------------------------------------------------------------- the model
+
+
+def model_of(**options):
+    torch.manual_seed(0)
+    return SinkhornTransformer(2, 8, 2, dtype=F64, **(dict(iterations=500) | options))
+
+
+def two_sets():
+    weights = drawn(3, 4, seed=2).softmax(1), drawn(3, 6, seed=3).softmax(1)
+    return drawn(3, 4, 2), drawn(3, 6, 2, seed=1), *weights
+
+
+@pytest.mark.parametrize("context", ["own", "both"])
+def test_the_model_gives_couplings_and_sees_measures(context):
+    """Two points of half the weight are one, in either set, and order does not matter."""
+    model, (x, y, mu, nu) = model_of(context=context), two_sets()
+    P = model(x, y, mu, nu)
+    assert torch.allclose(P.sum(2), mu, atol=1e-12, rtol=0) and torch.allclose(P.sum(1), nu, atol=1e-10, rtol=0)
+    halved = torch.cat([nu[:, :5], nu[:, 5:] / 2, nu[:, 5:] / 2], 1)
+    split = model(x, torch.cat([y, y[:, 5:]], 1), mu, halved)
+    assert torch.allclose(torch.cat([split[..., :5], split[..., 5:].sum(-1, keepdim=True)], -1), P, atol=1e-10)
+    assert torch.allclose(model(x.flip(1), y, mu.flip(1), nu), P.flip(1), atol=1e-10)
+    assert torch.allclose(model(x, y), model(x, y, torch.full_like(mu, 0.25), torch.full_like(nu, 1 / 6)))
+
+
+@pytest.mark.parametrize("context", ["own", "both"])
+def test_what_a_point_is_encoded_with(context):
+    """Differences of scores of one x are ⟨u, v − v'⟩: with its own set alone, u does not move when y does."""
+    model, (x, y, mu, nu) = model_of(context=context), two_sets()
+    keys = []
+    model.key.register_forward_hook(lambda layer, inputs, v: keys.append(v))
+    moved = x.clone()
+    moved[:, 1] += 1
+    for points in (x, moved):
+        model.scores(points, y, mu, nu)
+    assert torch.equal(*keys) == (context == "own")
+
+
+def test_without_iterations_the_model_is_a_softmax_of_the_same_parameters():
+    model, softmax, sets = model_of(), model_of(iterations=0), two_sets()
+    softmax.load_state_dict(model.state_dict())
+    expected = softmax_joint(model.scores(*sets)[0], sets[2][0], sets[3][0])
+    assert torch.allclose(softmax(*sets)[0], expected, atol=1e-13, rtol=0)
+
+
+def test_the_model_learns_who_is_who():
+    model, (x, _, mu, _) = model_of(iterations=100), two_sets()
+    optimizer, target = torch.optim.Adam(model.parameters(), 1e-2), torch.diag_embed(mu)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = -(target * model(x, x, mu, mu).clamp_min(1e-30).log()).sum()
+        loss.backward()
+        optimizer.step()
+    assert (model(x, x, mu, mu).argmax(2) == torch.arange(4)).double().mean() > 0.9
+
+
 def test_it_is_registered():
     assert isinstance(make_attention("sinkhorn", 8, 2, iterations=4), SinkhornAttention)
     assert "iterations=4" in repr(make_attention("sinkhorn", 8, 2, iterations=4))
@@ -363,6 +559,13 @@ def decoding(**options):
         (lambda: sinkhorn_weights(torch.ones(3, 3), tolerance=0.0), "tolerance"),
         (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(3, 3)), "mask"),
         (lambda: sinkhorn_weights(torch.ones(3, 3), mask=torch.ones(2, 3).bool()), "mask"),
+        (lambda: coupling(torch.ones(3)), "scores"),
+        (lambda: coupling(torch.ones(3, 4), torch.ones(4) / 4), "mu"),
+        (lambda: coupling(torch.ones(3, 4), None, torch.ones(4)), "nu"),
+        (lambda: coupling(torch.ones(2, 2), torch.tensor([2.0, -1])), "mu"),
+        (lambda: coupling(torch.ones(3, 4), iterations=-1), "iterations"),
+        (lambda: SinkhornTransformer(2, 8, context="all"), "context"),
+        (lambda: SinkhornTransformer(2, 8)(torch.ones(1, 4, 3), torch.ones(1, 4, 2)), "x"),
         (lambda: SinkhornAttention(8, 2, iterations=1.0), "iterations"),
         (lambda: SinkhornAttention(8, 2, dropout=0.1), "dropout"),
         (lambda: SinkhornAttention(8, 2, causal=True), "causal"),
