@@ -9,7 +9,6 @@ __all__ = ['gains_from_scores', 'scores_from_gains', 'noise_left', 'ClosedClasse
 from typing import NamedTuple
 
 import torch
-from scipy.sparse.csgraph import connected_components
 
 from .ground.arguments import COUNT, check, number, require
 from .ground.tensors import FLOATING, check_tensor
@@ -128,20 +127,23 @@ def closed_classes(transition: torch.Tensor) -> ClosedClasses:
     """
     P = transition
     _check_transition(P)
-    # Strongly connected sets of states, and those that some transition leaves.
-    _, sets = connected_components(P.cpu().numpy() > 0, connection="strong")
-    sets = torch.from_numpy(sets).to(P.device)
-    i, j = (P > 0).nonzero().T
-    left = torch.isin(sets, sets[i][sets[i] != sets[j]])
-    closed = dict.fromkeys(sets[~left].tolist())
-    members = [(sets == k).nonzero().flatten() for k in closed]
+    eye = torch.eye(len(P), dtype=P.dtype, device=P.device)
+    reach = (P + eye) > 0
+    while True:  # paths of twice the length each time
+        longer = reach.float() @ reach.float() > 0
+        if torch.equal(longer, reach):
+            break
+        reach = longer
+    closed = (reach <= reach.T).all(1)  # states that are reached from where they lead
+    first = reach.int().argmax(1) == torch.arange(len(P), device=P.device)
+    members = [reach[i].nonzero().flatten() for i in (closed & first).nonzero()[:, 0]]
     laws, chances = P.new_zeros(2, len(members), len(P))
-    inner = left.nonzero().flatten()
-    stay = torch.eye(len(inner), dtype=P.dtype, device=P.device) - P[inner][:, inner]
+    inner = (~closed).nonzero().flatten()
+    stay = (eye - P)[inner][:, inner]
     for k, of in enumerate(members):
         # π = πP and Σπ = 1 are (I − Pᵀ + 11ᵀ) π = 1.
-        own = torch.eye(len(of), dtype=P.dtype, device=P.device) - P[of][:, of].T
-        laws[k, of] = torch.linalg.solve(own + 1, P.new_ones(len(of)))
+        own = (eye - P)[of][:, of].T + 1
+        laws[k, of] = torch.linalg.solve(own, P.new_ones(len(of)))
         chances[k, of] = 1
         chances[k, inner] = torch.linalg.solve(stay, P[inner][:, of].sum(1))
     return ClosedClasses([of.tolist() for of in members], laws, chances.T)
