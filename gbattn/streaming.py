@@ -134,9 +134,10 @@ def closed_classes(transition: torch.Tensor) -> ClosedClasses:
         if torch.equal(longer, reach):
             break
         reach = longer
-    closed = (reach <= reach.T).all(1)  # states that are reached from where they lead
-    first = reach.int().argmax(1) == torch.arange(len(P), device=P.device)
-    members = [reach[i].nonzero().flatten() for i in (closed & first).nonzero()[:, 0]]
+    closed = (reach <= reach.T).all(1)  # where they lead leads back
+    places = torch.arange(len(P), device=P.device)
+    first = closed & (reach.int().argmax(1) == places)
+    members = [row.nonzero().flatten() for row in reach[first]]
     laws, chances = P.new_zeros(2, len(members), len(P))
     inner = (~closed).nonzero().flatten()
     stay = (eye - P)[inner][:, inner]
