@@ -10,7 +10,7 @@ from refusals import refused
 
 from claims import claim
 from gbattn.memory import running_softmax
-from gbattn.streaming import gains_from_scores, noise_left, scores_from_gains, urn
+from gbattn.streaming import closed_classes, gains_from_scores, noise_left, scores_from_gains, urn
 
 F64 = torch.float64
 
@@ -106,6 +106,141 @@ def test_prop_random_gains(p):
     return random_gains(p, lambda w, v: (w * v).mean() / w.mean())
 
 
+class Cycles:
+    """Regimes of a stationary stream: each a cycle of tokens that starts at a random place."""
+
+    def __init__(self, seed):
+        self.rng = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(2, 6, (2,), generator=self.rng).tolist()
+        self.scores, self.values = ([torch.randn(n, generator=self.rng, dtype=F64) for n in lengths] for _ in range(2))
+        self.starts = [int(torch.randint(n, (1,), generator=self.rng)) for n in lengths]
+
+
+def random_limit(p, of_regimes):
+    """After whole cycles the running mean is exactly where it ends."""
+    ends = []
+    for s, v, start in zip(p.scores, p.values, p.starts):
+        s, v = (x.roll(-start).repeat(3) for x in (s, v))
+        ends.append(running_softmax(s, v[:, None])[0][-1, 0])
+    means = torch.stack([torch.stack([(s.exp() * v).mean(), s.exp().mean()]) for s, v in zip(p.scores, p.values)])
+    return torch.stack(ends), of_regimes(means)
+
+
+@claim(
+    st.builds(Cycles, st.integers(0, 2**31)),
+    tolerance=1e-10,
+    mutant=lambda p: random_limit(p, lambda means: (means[:, 0].mean() / means[:, 1].mean()).expand(2)),
+)
+def test_thm_random_limit(p):
+    """A stream ends at the reweighted mean of its regime. Mutant: at that of all regimes together."""
+    return random_limit(p, lambda means: means[:, 0] / means[:, 1])
+
+
+class Chain:
+    """A chain with few transitions, the same with more of them, and the windows of a model."""
+
+    def __init__(self, seed, n):
+        rng = torch.Generator().manual_seed(seed)
+        random = torch.rand(n, n, generator=rng, dtype=F64)
+        allowed = torch.rand(n, n, generator=rng) < 1.2 / n
+        allowed[range(n), torch.randint(n, (n,), generator=rng)] = True
+        more = allowed | (torch.rand(n, n, generator=rng) < 0.5 / n)
+        self.few, self.more = (x / x.sum(1, keepdim=True) for x in (random * allowed, random * more))
+        # Two tokens, windows of three: each leads to two windows.
+        p = 0.05 + 0.9 * torch.rand(8, generator=rng, dtype=F64)
+        self.windows = torch.zeros(8, 8, dtype=F64)
+        for w in range(8):
+            self.windows[w, 2 * w % 8], self.windows[w, 2 * w % 8 + 1] = 1 - p[w], p[w]
+
+
+def classes_of_a_chain(p, share):
+    found, larger, one = map(closed_classes, (p.few, p.more, p.windows))
+    # A lazy chain has the same shares of time, and its powers converge.
+    lazy = (p.few + torch.eye(len(p.few), dtype=F64)) / 2
+    for _ in range(40):
+        lazy = lazy @ lazy
+        lazy = lazy / lazy.sum(1, keepdim=True)
+    too_many = max(0, len(larger.members) - len(found.members))
+    counts = torch.tensor([too_many, len(one.members)], dtype=F64)
+    left = torch.cat([lazy.flatten(), (found.laws @ p.few).flatten(), counts])
+    right = torch.cat([share(found).flatten(), found.laws.flatten(), torch.tensor([0, 1], dtype=F64)])
+    return left, right
+
+
+@claim(
+    st.builds(Chain, st.integers(0, 2**31), st.integers(2, 9)),
+    tolerance=1e-8,
+    mutant=lambda p: classes_of_a_chain(p, lambda found: found.laws.mean(0).expand(len(found.chances), -1)),
+)
+def test_thm_classes(p):
+    """Shares of time are chances times laws; more transitions, no more classes; a window, one class.
+    Mutant: all classes have the same chance."""
+    return classes_of_a_chain(p, lambda found: found.chances @ found.laws)
+
+
+class Drive:
+    """A recursion driven by one of three states of the world a step, expanding or not, and its mean equation."""
+
+    def __init__(self, seed, n):
+        rng = torch.Generator().manual_seed(seed)
+        self.L = 0.5 + 2 * torch.rand((), generator=rng, dtype=F64)
+        B = torch.randn(3, 2, 2, generator=rng, dtype=F64)
+        self.B = self.L * B / torch.linalg.matrix_norm(B, 2)[:, None, None]
+        if seed % 2:
+            self.B = (self.L * torch.eye(2, dtype=F64)).expand(3, 2, 2)
+        self.b = torch.randn(3, 2, generator=rng, dtype=F64)
+        self.which = torch.randint(3, (n,), generator=rng)
+        self.steps = (0.3 * torch.rand(n, generator=rng, dtype=F64)).sort(descending=True).values
+        self.r = 2 * torch.rand((), generator=rng, dtype=F64) - 1
+
+    def run(self):
+        x = z = torch.zeros(2, dtype=F64)
+        S, far, most = torch.zeros(2, dtype=F64), [], []
+        for a, y in zip(self.steps, self.which):
+            xi = self.B[y] @ z + self.b[y] - (self.B @ z + self.b).mean(0)
+            x, z = x + a * (self.B[y] @ x + self.b[y]), z + a * (self.B @ z + self.b).mean(0)
+            S = S + a * xi
+            far.append((x - z).norm()), most.append(S.norm())
+        return torch.stack(far).max(), torch.stack(most).max()
+
+
+def follows(p, factor):
+    far, most = p.run()
+    a, n = p.steps, len(p.steps)
+    k = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    square = a @ p.r**k @ a  # of a sum of noise with the covariance r^|k|
+    bound = a[0] * a.sum() * (1 + 2 * (p.r.abs() ** torch.arange(1, n)).sum())
+    return torch.stack([far, square]), torch.stack([factor(p.L * a.sum()) * most, bound])
+
+
+@claim(
+    st.builds(Drive, st.integers(0, 2**31), st.integers(3, 25)),
+    tolerance=1e-10,
+    relation="<=",
+    mutant=lambda p: follows(p, lambda exponent: 1.0),
+)
+def test_thm_follows(p):
+    """Paths stay within e^(Lτ) times the largest sum of noise, whose square is bounded. Mutant: without the factor."""
+    return follows(p, torch.exp)
+
+
+def second_head(p, share):
+    a, b, g = p.gains[:3]
+    k = torch.arange(p.n)[:, None] - torch.arange(p.n)
+    A, B = (torch.where(k >= 0, x * (1 - x) ** k, 0) for x in (a, b))
+    h = share(a, b, g)
+    rounds = A @ p.values + g * B @ (p.values - A @ p.values)
+    product = (b * (1 - a) * A - a * (1 - b) * B) / (b - a)
+    sides = [rounds, (B @ A).flatten()], [(1 - h) * A @ p.values + h * B @ p.values, product.flatten()]
+    return tuple(map(torch.cat, sides))
+
+
+@claim(streams, tolerance=1e-8, mutant=lambda p: second_head(p, lambda a, b, g: g * b / (b - a)))
+def test_prop_second_head(p):
+    """A second round of constant gain is a head of that gain. Mutant: its share without 1 − a."""
+    return second_head(p, lambda a, b, g: g * b * (1 - a) / (b - a))
+
+
 def urn_by_enumeration(p, left_over):
     start, mean, square = 0.2 + 0.6 * p.gains[0], 0.0, 0.0
     gains = p.gains[1:]
@@ -140,6 +275,15 @@ def test_long_streams_and_large_scores_stay_finite():
         assert found.isfinite().all() and (found >= 0).all() and (found <= 1 + 1e-9).all()
     equal = gains_from_scores(torch.zeros(1000, dtype=F64))
     assert torch.allclose(equal, 1 / torch.arange(1.0, 1001, dtype=F64), atol=1e-13, rtol=0)
+
+
+def test_a_chain_ends_in_its_classes_as_often_as_counted():
+    chain = torch.tensor([[0, 0.5, 0, 0.5], [0, 0, 1, 0], [0, 0.5, 0.5, 0], [0, 0, 0, 1]], dtype=F64)
+    found = closed_classes(chain)
+    assert found.members == [[1, 2], [3]]
+    assert torch.allclose(found.laws, torch.tensor([[0, 1 / 3, 2 / 3, 0], [0, 0, 0, 1]], dtype=F64))
+    assert torch.allclose(found.chances, torch.tensor([[0.5, 0.5], [1, 0], [1, 0], [0, 1]], dtype=F64))
+    assert closed_classes(chain.float()).laws.dtype == torch.float32
 
 
 def test_an_urn_repeats_with_its_seed_and_its_moments_are_those_of_the_theorem():
@@ -183,6 +327,9 @@ def test_the_delta_rule_follows_its_mean_equation_the_closer_the_smaller_its_ste
         (lambda: urn(torch.ones(2), 3, 1.5), "start"),
         (lambda: gains_from_scores(torch.tensor([-torch.inf, 0])), "scores"),
         (lambda: urn(2 * torch.ones(2), 3), "gains"),
+        (lambda: closed_classes(torch.ones(2, 3)), "transition"),
+        (lambda: closed_classes(torch.ones(2, 2)), "transition"),
+        (lambda: closed_classes(torch.tensor([[2.0, -1], [0, 1]])), "transition"),
     ],
 )
 def test_errors_name_what_is_wrong(call, argument):
