@@ -428,8 +428,8 @@ class SinkhornTransformer(_MeasureEncoder):
         Whether a point is encoded with its own set or with both.
     iterations : int
         Of `coupling`, always run in full; 0 is softmax, with the same parameters.
-    device, dtype : optional
-        Of the weights, as in torch's own layers.
+    **options
+        ``device`` and ``dtype`` of the weights, as in torch's own layers.
 
     Notes
     -----
@@ -445,10 +445,8 @@ class SinkhornTransformer(_MeasureEncoder):
         n_layers: int = 2,
         context: str = "own",
         iterations: int = 50,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        **options,
     ) -> None:
-        options = dict(device=device, dtype=dtype)
         super().__init__(d_in, d_model, n_heads, n_layers, context, options)
         check(iterations=(iterations, _ITERATIONS))
         self.query = nn.Linear(d_model, d_model, **options)

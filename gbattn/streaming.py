@@ -104,7 +104,7 @@ class ClosedClasses(NamedTuple):
     laws: torch.Tensor
     chances: torch.Tensor
 
-
+# %% ../nbs/25_streaming.ipynb #d7a92662
 def closed_classes(transition: torch.Tensor) -> ClosedClasses:
     """Return the closed classes of a finite Markov chain, by linear systems.
 
