@@ -1,5 +1,6 @@
 """The book in a browser, from a disk, with no network: on a desk, on a phone, by day and by night."""
 
+import re
 import shutil
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -177,6 +178,25 @@ def test_search_finds_pages_with_no_network(browser):
 def test_search_says_when_there_is_nothing(browser):
     with tab(browser) as (page, _, _):
         assert results_of(page, pages.built_site(), "zzyzzx") == []
+
+
+# ---- What a reader has who waits for its scripts ----
+
+
+def text_before_scripts(browser, path):
+    """What a page shows while none of its scripts has come."""
+    with tab(browser) as (page, _, _):
+        page.route(re.compile(r"\.js(\?|$)"), lambda route: None)
+        page.goto(path.as_uri(), wait_until="commit")
+        page.wait_for_timeout(2000)
+        painted = page.evaluate("performance.getEntriesByName('first-contentful-paint').length")
+        return page.evaluate("document.body?.innerText || ''") if painted else ""
+
+
+def test_the_text_shows_before_any_script(browser, tmp_path):
+    assert "Three points, by hand" in text_before_scripts(browser, pages.built_site() / "nbs" / "01_least_squares.html")
+    (tmp_path / "slow.html").write_text("<script src='slow.js'></script><p>Three points, by hand</p>")
+    assert text_before_scripts(browser, tmp_path / "slow.html") == ""
 
 
 # ---- A small site in which everything is wrong ----
