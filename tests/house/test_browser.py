@@ -180,7 +180,25 @@ def test_search_says_when_there_is_nothing(browser):
         assert results_of(page, pages.built_site(), "zzyzzx") == []
 
 
-# ---- What a reader has who waits for its scripts ----
+# ---- What a reader has who unpacks the site, and one who waits for its scripts ----
+
+
+def test_the_site_reads_from_its_zip(browser, tmp_path):
+    """Formulas are set, the figure to play with moves and no script complains, from a disk with no network."""
+    site = pages.built_site()
+    packed = shutil.make_archive(tmp_path / "book", "zip", site.parent, site.name)
+    shutil.unpack_archive(packed, tmp_path)
+    for name in ("01_least_squares", "08_boosted", "18_perplexity"):
+        with tab(browser, **VIEWS["on a desk"]) as (page, requests, errors):
+            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+            page.goto((tmp_path / site.name / "nbs" / f"{name}.html").as_uri())
+            page.evaluate(SETTLE)
+            assert page.locator("mjx-container mjx-math").count() and not page.evaluate(LOOK)["untypeset"]
+            figure = page.locator(".play").first
+            before = figure.locator("svg").inner_html()
+            figure.locator("input[type=range], select").first.press("ArrowRight")
+            assert figure.locator("svg").inner_html() != before, f"The figure of {name} does not move."
+            assert not requests and not errors, f"{name} asked for {requests}, and failed with {errors}."
 
 
 def text_before_scripts(browser, path):
