@@ -1,13 +1,16 @@
 """The book in a browser, from a disk, with no network: on a desk, on a phone, by day and by night."""
 
+import io
 import re
 import shutil
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
 import pages
+from gbattn.conventions import colour_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
@@ -215,6 +218,28 @@ def test_the_text_shows_before_any_script(browser, tmp_path):
     assert "Three points, by hand" in text_before_scripts(browser, pages.built_site() / "nbs" / "01_least_squares.html")
     (tmp_path / "slow.html").write_text("<script src='slow.js'></script><p>Three points, by hand</p>")
     assert text_before_scripts(browser, tmp_path / "slow.html") == ""
+
+
+# ---- Shades in tables ----
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in colour)]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("view", ["on a phone", "on a phone in dark mode"])
+def test_letters_on_a_shaded_cell_are_legible(browser, view):
+    """The darkest shade of chapter 24's tables, as it is seen: a contrast of 4.5, as the guidelines want it."""
+    with tab(browser, **VIEWS[view]) as (page, _, _):
+        page.goto((pages.built_site() / "nbs" / "notation.html").as_uri())
+        shade = ",".join(str(int(colour_of("Sinkhorn")[i : i + 2], 16)) for i in (1, 3, 5))
+        cell = f'<table><tr><td id="shaded" style="background:rgba({shade},0.75)">0.917</td></tr></table>'
+        page.evaluate("cell => document.querySelector('article').insertAdjacentHTML('afterbegin', cell)", cell)
+        seen = Image.open(io.BytesIO(page.locator("#shaded").screenshot())).convert("RGB")
+        letters = page.evaluate("getComputedStyle(document.getElementById('shaded')).color.match(/\\d+/g).map(Number)")
+    dark, light = sorted([luminance(letters), luminance(max(seen.getcolors(2**24))[1])])
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 # ---- A small site in which everything is wrong ----
