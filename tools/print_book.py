@@ -26,10 +26,10 @@ STYLE = """
 .bd-article h1:first-of-type { display: block !important; }
 html { scrollbar-gutter: auto; } body { display: block; min-height: 0; background: none; }
 .bd-article { break-before: page; padding: 0 !important; max-width: none; overflow: visible; }
-.bd-article pre { white-space: pre-wrap !important; overflow-wrap: anywhere; overflow: visible; max-height: none; }
+.bd-article pre { white-space: break-spaces !important; overflow-wrap: anywhere; overflow: visible; max-height: none; }
 h1, h2, h3, h4 { break-after: avoid; break-inside: avoid; }
 .bd-article :is(figure, tr, svg, .admonition-title) { break-inside: avoid; }
-.bd-article img { max-width: 100%; }
+.bd-article img { max-width: 100%; max-height: 62rem; width: auto; } /* a page is 76 high */
 .bd-article a.headerlink, .play :is(label, button), .toggle-button, .copybtn, .first-steps { display: none !important; }
 .bd-article :is(div.math, span.math, .output, .pst-scrollable-table-container) { overflow: visible !important; }
 h1, h2, h3, h4 { white-space: break-spaces; } /* a bookmark would have no space where a line ends */
