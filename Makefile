@@ -20,7 +20,7 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book test test-all lab bench export lint newest oldest extras colab clean distclean chromium
+.PHONY: help book pdf zip test test-all lab bench export lint newest oldest extras colab clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
@@ -29,6 +29,13 @@ help:
 
 book: $(READY) ## run every notebook and build the book into _build/html
 	@$(BIN)/python tools/build_book.py
+
+# Neither is part of the site, and a new build removes both.
+pdf: book chromium ## print the book into _build/gbattn.pdf, its short route into _build/gbattn-short.pdf
+	@$(BIN)/python tools/print_book.py
+
+zip: book ## pack the site into _build/gbattn-book.zip, to be read from a disk
+	@$(BIN)/python -c 'import shutil; print(shutil.make_archive("_build/gbattn-book", "zip", "_build", "html"))'
 
 # A file's tests share what they prepare; that of the browser takes longest, so its folder is the first.
 test: $(READY) chromium ## check everything: style, laws of the house, notebooks, book, library

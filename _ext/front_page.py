@@ -1,4 +1,4 @@
-"""Say what a page is about where it is shared: in a chat, in a list of results.
+"""Say what a page is about where it is shared, in a chat, in a list of results, and how it is cited.
 
 sphinxext-opengraph writes the tags.  The description that it makes runs from the first sentence into whatever comes
 next, a figure's alt text or a list; here it is the first paragraph, which is a chapter's claim.
@@ -12,6 +12,7 @@ import re
 from html import escape
 from pathlib import Path
 
+import yaml
 from docutils import nodes
 
 POINTER = """<!doctype html>
@@ -36,6 +37,17 @@ def describe_by_first_paragraph(app, pagename, templatename, context, doctree):
         context["metatags"] += f'<meta name="description" content="{escape(text)}" />\n'
 
 
+def cite(app, pagename, templatename, context, doctree):
+    """How the page is cited, for _templates/layout.html: by the authors of CITATION.cff."""
+    if doctree is None:
+        return
+    book = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text("utf-8"))
+    authors = escape(", ".join(author["name"] for author in book["authors"]))
+    address = app.config.html_baseurl + app.builder.get_target_uri(pagename)
+    where = f'In <em>{escape(book["title"])}</em>. <a href="{address}">{address}</a>'
+    context["citation"] = f"{authors} ({app.config.copyright}). {context['title']}. {where}"
+
+
 def point_to_the_first_page(app, error):
     if error or app.builder.format != "html" or app.config.root_doc == "index":
         return
@@ -50,5 +62,6 @@ def point_to_the_first_page(app, error):
 
 def setup(app):
     app.connect("html-page-context", describe_by_first_paragraph, priority=400)  # before the tags are written
+    app.connect("html-page-context", cite)
     app.connect("build-finished", point_to_the_first_page)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,13 +7,20 @@ every page.  This book runs in Colab or at home instead.
 Sphinx's search fetches each page it found, to quote from it.  A page opened from
 a disk may not fetch another, so there the search lists titles only.
 
-Of MathJax, which comes with every input and output that it knows, pages load one
-program, its fonts and the TeX extensions.  The theme draws its icons twice, from a
-font and from a script that is larger than all others together: the font is enough.
+A page shows its text before its scripts are there: they wait until it is read.
 
-Pygments marks each name and each bracket, and the style draws these two like any
-other text: the marks alone are an eighth of the site.  Matplotlib writes a drawing with
-line breaks, metadata and hundred-thousandths of a point: a sixth of its size.
+Of MathJax, which comes with every input and output that it knows, pages load what
+_config.yml names: TeX with AMS macros, the fonts, and what a screen reader reads.  The
+theme draws its icons twice, from a font and from a script that is larger than all
+others together: the font is enough.
+
+A notebook is downloaded from the repository, as it is opened in Colab: a copy of each
+would be a seventh of the site.
+
+Pygments marks each name, bracket and operator, and the style draws the first two like
+any other text: so are operators then, and the marks go, a fifth of the code on a page.
+Matplotlib writes a drawing with line breaks, metadata, a name for each part, the style
+of each mark and hundred-thousandths of a point: a third of its size.
 """
 
 import re
@@ -26,26 +33,64 @@ TITLES_ONLY_FROM_DISK = "if (location.protocol === 'file:') DOCUMENTATION_OPTION
 LEFT_OUT = {"init_thebe_core", "update_thebe_context"}
 
 
-def leave_thebe_out(app, config):
+def leave_out(app, config):
+    config.mathjax_path = "mathjax/startup.js"  # not the bundle that sphinx-mathjax-offline sets, a third of it a menu
     for listeners in list(app.events.listeners.values()):
         for listener in list(listeners):
             if getattr(listener.handler, "__name__", "") in LEFT_OUT:
                 app.disconnect(listener.id)
 
 
-MATHJAX = ("tex-chtml.js", "output/chtml/fonts", "input/tex/extensions")
-UNSEEN = re.compile(r'<span class="[np]">([^<]*)</span>')  # names and punctuation
-ICONS = re.compile(r"\s*<script [^>]*fontawesome\.js[^>]*></script>")
+def download_from_the_repository(app, pagename, templatename, context, doctree):
+    source = f"{app.config.html_theme_options['repository_url']}/raw/main/{pagename}"
+    buttons = [button for group in context["header_buttons"] for button in group.get("buttons", [])]
+    for button in buttons:
+        if button.get("label") == "download-source-button":
+            button["url"] = source + context["page_source_suffix"]
 
-OUTLINE = re.compile(r' d="[^"]*"')
+
+MATHJAX = ("startup.js", "core.js", "input/tex.js", "output/chtml", "a11y/assistive-mml.js")
+# Names, punctuation, operators, white space; in a line of text, code that has no place to break at.
+UNSEEN = re.compile(r'<span class="[npow]">([^<]*)</span>'), re.compile(r'<span class="pre">([\w.]*(?:\(\))?)</span>')
+ICONS = re.compile(r"\s*<script [^>]*fontawesome\.js[^>]*></script>")
+# In the order in which they stand: a module that is written in the page waits, too.
+LATE = re.compile(r"<script(?= (?:data-[^>]*)?src=)"), re.compile(r"<script(?=>[^<]*DOCUMENTATION_OPTIONS)")
+
+
+def without_weight(page):
+    """A page without the scripts and the marks that it does not use, its scripts after its text."""
+    page = UNSEEN[1].sub(r"\1", UNSEEN[0].sub(r"\1", ICONS.sub("", page)))
+    return LATE[1].sub('<script type="module"', LATE[0].sub('<script defer="defer"', page))
+
+
+NUMBERS = re.compile(r' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
 DIGITS = re.compile(r"(\.\d\d)\d+")
+BETWEEN = re.compile(r"\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+|(?<=\d)\s+(?=\s)")
 ASIDES = re.compile(r"<metadata>.*?</metadata>|<!--.*?-->|(?<=>)\s+(?=<)", re.DOTALL)
+NAME = re.compile(r'( id="|#)([\w-]+)')
+MOVED = re.compile(r'(<use href="#\w+") transform="translate\((\S+) 0\)"')
+ALIKE = re.compile(r"<g((?: clip-path=[^>]*)?)>((?:<use [^>]*/>){2,})</g>")
+STYLE = re.compile(r' style="[^"]*"')
+
+
+def style_once(found):
+    """A row of marks that look alike, with their style at its head, unless the row would be transparent as one."""
+    styles = STYLE.findall(found[2])
+    if len(styles) != found[2].count("<use") or len({*styles}) > 1 or re.search(r"[\s\"]opacity", styles[0]):
+        return found[0]
+    return f"<g{found[1]}{styles[0]}>{STYLE.sub('', found[2])}</g>"
 
 
 def slim(drawing):
     """A drawing of Matplotlib, whose letters are outlines, to a hundredth of a point."""
-    short = OUTLINE.sub(lambda found: DIGITS.sub(r"\1", found[0]).replace("\n", " "), drawing)
-    return ASIDES.sub("", short)
+    short = NUMBERS.sub(lambda found: DIGITS.sub(r"\1", found[0]), ASIDES.sub("", drawing))
+    short = re.sub(r'(?<= d=")[^"]*', lambda found: BETWEEN.sub("", found[0]).strip(), short)
+    named = {name for start, name in NAME.findall(short) if start != "#"}
+    used = dict.fromkeys(name for start, name in NAME.findall(short) if start == "#" and name in named)
+    names = {name: f"n{i}" for i, name in enumerate(used)}
+    short = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in names else "", short)
+    short = NAME.sub(lambda found: found[1] + names.get(found[2], found[2]), short)
+    return ALIKE.sub(style_once, MOVED.sub(r'\1 x="\2"', short.replace("xlink:href", "href")))
 
 
 def leave_out_what_no_page_loads(app, error):
@@ -60,8 +105,7 @@ def leave_out_what_no_page_loads(app, error):
         file.unlink()
     shutil.rmtree(static / "locales", ignore_errors=True)  # the theme's own, from which it has translated already
     for page in Path(app.outdir).rglob("*.html"):
-        text = ICONS.sub("", page.read_text("utf-8"))
-        page.write_text(UNSEEN.sub(r"\1", text), "utf-8")
+        page.write_text(without_weight(page.read_text("utf-8")), "utf-8")
     for file in (Path(app.outdir) / "_images").glob("*.svg"):
         text = file.read_text("utf-8")
         if "Matplotlib" in text:
@@ -69,7 +113,8 @@ def leave_out_what_no_page_loads(app, error):
 
 
 def setup(app):
-    app.connect("config-inited", leave_thebe_out)
+    app.connect("config-inited", leave_out)
+    app.connect("html-page-context", download_from_the_repository, priority=502)  # after the theme's buttons
     app.connect("build-finished", leave_out_what_no_page_loads)
     app.add_js_file(None, body=TITLES_ONLY_FROM_DISK)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

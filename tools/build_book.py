@@ -16,7 +16,7 @@ import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
-PAGES = ["nbs", "_static", "_config.yml", "_toc.yml", "references.bib", "settings.ini"]
+PAGES = ["nbs", "_static", "_templates", "_config.yml", "_toc.yml", "references.bib", "settings.ini", "CITATION.cff"]
 CODE = ["gbattn", "nbs/support", "results", "_ext", "constraints.txt"]
 
 

@@ -1,12 +1,16 @@
 """The book in a browser, from a disk, with no network: on a desk, on a phone, by day and by night."""
 
+import io
+import re
 import shutil
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
 import pages
+from gbattn.conventions import colour_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
@@ -177,6 +181,65 @@ def test_search_finds_pages_with_no_network(browser):
 def test_search_says_when_there_is_nothing(browser):
     with tab(browser) as (page, _, _):
         assert results_of(page, pages.built_site(), "zzyzzx") == []
+
+
+# ---- What a reader has who unpacks the site, and one who waits for its scripts ----
+
+
+def test_the_site_reads_from_its_zip(browser, tmp_path):
+    """Formulas are set, the figure to play with moves and no script complains, from a disk with no network."""
+    site = pages.built_site()
+    packed = shutil.make_archive(tmp_path / "book", "zip", site.parent, site.name)
+    shutil.unpack_archive(packed, tmp_path)
+    for name in ("01_least_squares", "08_boosted", "18_perplexity"):
+        with tab(browser, **VIEWS["on a desk"]) as (page, requests, errors):
+            page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+            page.goto((tmp_path / site.name / "nbs" / f"{name}.html").as_uri())
+            page.evaluate(SETTLE)
+            assert page.locator("mjx-container mjx-math").count() and not page.evaluate(LOOK)["untypeset"]
+            figure = page.locator(".play").first
+            before = figure.locator("svg").inner_html()
+            figure.locator("input[type=range], select").first.press("ArrowRight")
+            assert figure.locator("svg").inner_html() != before, f"The figure of {name} does not move."
+            assert not requests and not errors, f"{name} asked for {requests}, and failed with {errors}."
+
+
+def text_before_scripts(browser, path):
+    """What a page shows while none of its scripts has come."""
+    with tab(browser) as (page, _, _):
+        page.route(re.compile(r"\.js(\?|$)"), lambda route: None)
+        page.goto(path.as_uri(), wait_until="commit")
+        page.wait_for_timeout(2000)
+        painted = page.evaluate("performance.getEntriesByName('first-contentful-paint').length")
+        return page.evaluate("document.body?.innerText || ''") if painted else ""
+
+
+def test_the_text_shows_before_any_script(browser, tmp_path):
+    assert "Three points, by hand" in text_before_scripts(browser, pages.built_site() / "nbs" / "01_least_squares.html")
+    (tmp_path / "slow.html").write_text("<script src='slow.js'></script><p>Three points, by hand</p>")
+    assert text_before_scripts(browser, tmp_path / "slow.html") == ""
+
+
+# ---- Shades in tables ----
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in colour)]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("view", ["on a phone", "on a phone in dark mode"])
+def test_letters_on_a_shaded_cell_are_legible(browser, view):
+    """The darkest shade of chapter 24's tables, as it is seen: a contrast of 4.5, as the guidelines want it."""
+    with tab(browser, **VIEWS[view]) as (page, _, _):
+        page.goto((pages.built_site() / "nbs" / "notation.html").as_uri())
+        shade = ",".join(str(int(colour_of("Sinkhorn")[i : i + 2], 16)) for i in (1, 3, 5))
+        cell = f'<table><tr><td id="shaded" style="background:rgba({shade},0.75)">0.917</td></tr></table>'
+        page.evaluate("cell => document.querySelector('article').insertAdjacentHTML('afterbegin', cell)", cell)
+        seen = Image.open(io.BytesIO(page.locator("#shaded").screenshot())).convert("RGB")
+        letters = page.evaluate("getComputedStyle(document.getElementById('shaded')).color.match(/\\d+/g).map(Number)")
+    dark, light = sorted([luminance(letters), luminance(max(seen.getcolors(2**24))[1])])
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 # ---- A small site in which everything is wrong ----

@@ -104,6 +104,13 @@ def test_an_export_that_changes_nothing_builds_nothing(checkout):
     assert checkout.book() == []
 
 
+def test_a_zip_has_the_site_in_one_folder(checkout):
+    result = checkout.make("zip")
+    assert result.returncode == 0, result.stdout + result.stderr
+    shutil.unpack_archive(checkout.root / "_build/gbattn-book.zip", checkout.root / "unpacked")
+    assert (checkout.root / "unpacked/html/index.html").exists()
+
+
 def test_a_page_that_is_gone_is_gone_from_the_book(checkout):
     checkout.book()
     checkout.write("_build/html/old.html", "")
@@ -147,7 +154,7 @@ def test_a_python_that_will_not_do_is_refused_in_a_sentence(checkout, what, sent
 def test_help_is_the_default(checkout):
     result = checkout.make()
     assert result.returncode == 0
-    for name in ("book", "test", "lab", "bench", "clean", "lint", "export"):
+    for name in ("book", "pdf", "zip", "test", "lab", "bench", "clean", "lint", "export"):
         assert f"  make {name} " in result.stdout
 
 

@@ -26,13 +26,14 @@ PAGE = f"""<html><head><title>First</title>
 <link rel="stylesheet" href="../_static/book.css?v=1"><style>p {{ background: url(data:image/png;base64,AA) }}</style>
 <script src="../_static/book.js"></script></head>
 <body><a href="{HOME}">code</a><a href="{HOME}/issues/new?title=x">issue</a><a href="{COLAB}">run</a>
+<a href="{HOME}/raw/main/nbs/01_first.ipynb">download</a>
 <img src="../_static/logo.svg" alt="gbattn">
 <article><h1 id="first">First</h1>
 <p>See <a href="#first">above</a>, <a href="01_first.html#first">here</a>, <a href="https://example.org">there</a>.</p>
 <pre>x = 1  # a | b</pre>
 <img src="../_static/line.svg" alt="{ALT}">
 <svg role="img" aria-label="{ALT}"><path/></svg><svg aria-hidden="true"><path/></svg>
-</article></body></html>"""
+</article><p class="cite-page">Authors. First. {pages.ADDRESS}nbs/01_first.html</p></body></html>"""
 
 STYLE = """html[data-theme="light"] .highlight { background: #fefefe; color: #080808 }
 html[data-theme="light"] .highlight .n { color: #080808 }
@@ -50,7 +51,6 @@ def site(tmp_path):
         "_static/logo.svg": "",
         "_static/line.svg": "",
         "_static/line.png": "",
-        "_sources/nbs/01_first.ipynb": "{}",
         "nbs/01_first.ipynb": "{}",
         "searchindex.js": 'Search.setIndex({"docnames": ["nbs/01_first"]})',
         "search.html": "<title>Search</title>",
@@ -97,6 +97,9 @@ def test_a_site_in_order_breaks_no_law(site, law):
         (pages.pages_can_be_shared, "_static/line.png", "_static/line.jpg", "line.jpg, which the site does not have"),
         (pages.pages_can_be_shared, pages.ADDRESS + "nbs", "https://example.org/nbs", "its address is https://example"),
         (pages.pages_link_home, COLAB, COLAB.replace("01_first", "02_second"), "no button that opens nbs/01_first"),
+        (pages.pages_link_home, f"{HOME}/raw", "_sources", "no button that downloads nbs/01_first"),
+        (pages.pages_say_how_they_are_cited, "Authors. First. ", "Authors. ", "does not say how it is cited"),
+        (pages.pages_say_how_they_are_cited, '<p class="cite-page">', "<p>", "does not say how it is cited"),
     ],
 )
 def test_a_page_that_breaks(site, law, old, new, sentence):
@@ -144,10 +147,13 @@ def test_a_style_that_draws_names_in_a_colour_of_their_own(site):
     assert "in the light theme code marked 'n' is not drawn like the rest" in broken
 
 
-def test_a_site_that_is_heavy(site, monkeypatch):
-    monkeypatch.setattr(pages, "MEGABYTES", 1e-6)
-    (broken,) = pages.the_site_is_light(site)
-    assert "The site has" in broken and "see what grew" in broken
+@pytest.mark.parametrize(
+    "limit, sentence", [("MEGABYTES", "The site has 0.0 MB"), ("KILOBYTES", "nbs/01_first.html has 1 kB compressed")]
+)
+def test_a_site_that_is_heavy(site, monkeypatch, limit, sentence):
+    monkeypatch.setattr(pages, limit, 0.5 if limit == "KILOBYTES" else 1e-6)
+    (broken,) = [said for said in pages.the_site_is_light(site) if "search.html" not in said]
+    assert sentence in broken and "see what grew" in broken
 
 
 def test_a_page_that_loads_a_missing_file(site):
@@ -172,12 +178,6 @@ def test_an_address_that_says_nothing(site):
     spoil(site, PREVIEW, "", "index.html")
     broken = pages.pages_can_be_shared(site)
     assert len(broken) == 6 and all(sentence.startswith("index.html has no ") for sentence in broken), broken
-
-
-def test_a_download_that_is_not_the_notebook(site):
-    spoil(site, "{}", "{ }", "_sources/nbs/01_first.ipynb")
-    (broken,) = pages.downloads_are_the_notebooks_themselves(site)
-    assert "download of 01_first" in broken
 
 
 def test_in_ci_nothing_is_skipped(monkeypatch, tmp_path):

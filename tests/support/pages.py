@@ -3,6 +3,7 @@
 A law takes the folder of the site and returns the sentences of what breaks it.
 """
 
+import gzip
 import os
 import re
 from functools import cache
@@ -17,7 +18,7 @@ REPOSITORY = "https://github.com/gbattn/gbattn"
 ADDRESS = "https://gbattn.github.io/gbattn/"
 WORDS = 6
 # Written by Sphinx, not by an author.
-MACHINE_MADE = ("genindex", "py-modindex", "prf-prf", "prf-modindex", "search")
+MACHINE_MADE = ("search",)
 
 
 def skip_or_fail(reason):
@@ -198,8 +199,8 @@ def links_lead_somewhere(site):
 
 
 def pages_link_home(site):
-    """Repository and issues on every page; on a notebook's page, Colab with that notebook."""
-    found = []
+    """Repository and issues on every page; on a notebook's page, that notebook in Colab and to download."""
+    found, written = [], SITE.parents[1] if site == SITE else site
     for name, path in authored(site).items():
         links = links_of(soup(path))
         if not any(href.rstrip("/") == REPOSITORY for href in links):
@@ -207,10 +208,12 @@ def pages_link_home(site):
         if not any(href.startswith(f"{REPOSITORY}/issues") for href in links):
             found.append(f"{name} has no link to open an issue; see html in _config.yml.")
         notebook = Path(name).with_suffix(".ipynb").as_posix()
-        if (site / "_sources" / notebook).exists():
+        if (written / notebook).exists():
             colab = f"https://colab.research.google.com/github/gbattn/gbattn/blob/main/{notebook}"
             if colab not in links:
                 found.append(f"{name} has no button that opens {notebook} in Colab; see launch_buttons in _config.yml.")
+            if f"{REPOSITORY}/raw/main/{notebook}" not in links:
+                found.append(f"{name} has no button that downloads {notebook}; see _ext/offline.py.")
     return found
 
 
@@ -252,27 +255,32 @@ def the_book_can_be_searched(site):
     ]
 
 
-def downloads_are_the_notebooks_themselves(site):
-    """The reader downloads what was written, directives and all; not what the page was made of."""
-    source = Path(__file__).parents[2] if site == SITE else site
-    return [
-        f"the download of {path.stem} is not the notebook in nbs/: it must be handed out untouched."
-        for path in sorted((site / "_sources").rglob("*.ipynb"))
-        if (source / "nbs" / path.name).exists() and path.read_bytes() != (source / "nbs" / path.name).read_bytes()
-    ]
+def pages_say_how_they_are_cited(site):
+    """By title and address, after the text."""
+    found = []
+    for name, path in authored(site).items():
+        line = soup(path).select_one(".cite-page")
+        title = (soup(path).title or line).get_text().split(" — ")[0].strip() if line else None
+        if not line or ADDRESS + name not in line.get_text() or title not in line.get_text():
+            found.append(f"{name} does not say how it is cited: see cite in _ext/front_page.py.")
+    return found
 
 
-MEGABYTES = 0.6  # of the site for each page: a book that has more chapters may weigh more
+MEGABYTES, KILOBYTES = 16, 200  # of the site, and of a page that a server compresses
 
 
 def the_site_is_light(site):
+    cure = "see what grew, and what _ext/offline.py leaves out"
     megabytes = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
-    most, cure = MEGABYTES * len(authored(site)), "see what grew, and what _ext/offline.py leaves out"
-    return [f"The site has {megabytes:.1f} MB, more than {most:.1f}: {cure}."] if megabytes > most else []
+    found = [f"The site has {megabytes:.1f} MB, more than {MEGABYTES}: {cure}."] if megabytes > MEGABYTES else []
+    weights = {name: len(gzip.compress(path.read_bytes())) / 1e3 for name, path in page_files(site).items()}
+    heavy = {name: weight for name, weight in weights.items() if weight > KILOBYTES}
+    return found + [f"{name} has {kb:.0f} kB compressed, more than {KILOBYTES}: {cure}." for name, kb in heavy.items()]
 
 
 def unmarked_code_looks_as_if_marked(site):
-    """_ext/offline.py takes the marks of names (n) and punctuation (p) out of code: all have one colour."""
+    """_ext/offline.py takes the marks of names (n) and punctuation (p) out of code: all have one colour. So it does
+    with those of operators, which the style gives the colour of strings."""
     style = (site / "_static" / "pygments.css").read_text()
     colour = lambda theme, of: re.findall(
         rf'data-theme="{theme}"\] \.highlight{of} {{[^}}]*?(?<![-\w])color: (#\w+)', style
@@ -295,6 +303,6 @@ LAWS = [
     pages_link_home,
     pages_can_be_shared,
     the_book_can_be_searched,
-    downloads_are_the_notebooks_themselves,
+    pages_say_how_they_are_cited,
     the_site_is_light,
 ]

@@ -1,0 +1,133 @@
+"""Say how the book stands, from what its build has anyway: ``{status-of-the-book}``.
+
+Three tables: each page with the time that its notebook took and the verdicts that it
+shows; the claims that did not hold, or are open, or wait for runs; and the experiments
+of the catalogue whose runs are not all in.  The pages are read as Sphinx has stored them.
+
+A verdict is what `gbattn.conventions.put_to_test` prints, a badge, or a word in a table
+that chapter 18 makes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections import Counter
+from datetime import date
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+
+from docutils import nodes
+from myst_nb.sphinx_ import NbMetadataCollector
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util.docutils import SphinxDirective
+
+VERDICTS = ("held", "did not hold", "open", "seen", "not known yet")
+PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(held|did not hold|open)$", re.M | re.S)
+WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
+WORD = re.compile(r"(held|did not hold|open|seen)( after Holm)?")
+PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "transformers")
+
+
+class status_tables(nodes.General, nodes.Element):
+    """The place where the tables go."""
+
+
+class Status(SphinxDirective):
+    def run(self):
+        self.env.metadata[self.env.docname]["is_status"] = True
+        return [status_tables()]
+
+
+def claims_in(document):
+    """The claims that a page puts to the test, each with its verdict."""
+    text = "\n".join(block.astext() for block in document.findall(nodes.literal_block))
+    found = [*PRINTED.findall(text), *WAITING.findall(text)]
+    return [(" ".join(claim.split()), verdict) for claim, verdict in found]
+
+
+def verdicts_in(document):
+    """How often a page gives each verdict: on a claim, in a badge or in a table."""
+    shown = [
+        WORD.fullmatch(node.astext())
+        for node in document.findall(lambda node: isinstance(node, (nodes.strong, nodes.emphasis, nodes.inline)))
+        if any(name.startswith("sd-b") for name in node["classes"]) or isinstance(node.parent.parent, nodes.entry)
+    ]
+    return Counter([verdict for _, verdict in claims_in(document)] + [found[1] for found in shown if found])
+
+
+def missing_runs(report):
+    """The experiments whose runs are not all in: name, question, runs that are in and that are planned."""
+    counted = [(name, one.question, len(report.records(name)), one.planned) for name, one in report.experiments.items()]
+    return [row for row in counted if row[2] < row[3]]
+
+
+def machine():
+    """What the build ran on, in a sentence."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.M) if info.exists() else []
+    processor = names[0] if names else platform.processor() or platform.machine()
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    profile = os.environ.get("GBATTN_PROFILE", "quick")
+    return (
+        f"Built on {date.today()} with the profile {profile}, on {os.cpu_count()} cores of {processor}, "
+        f"with Python {platform.python_version()}, {packages}."
+    )
+
+
+def table(head, rows):
+    """A table in HTML, of cells that are HTML."""
+    row = lambda kind, cells: "<tr>" + "".join(f"<{kind}>{one}</{kind}>" for one in cells) + "</tr>"
+    body = "".join(row("td", cells) for cells in rows)
+    inside = f'<table class="table"><thead>{row("th", head)}</thead><tbody>{body}</tbody></table>'
+    return f'<div class="pst-scrollable-table-container">{inside}</div>'
+
+
+class WriteStatus(SphinxPostTransform):
+    default_priority = 1
+
+    def run(self, **options):
+        for place in list(self.document.findall(status_tables)):
+            place.replace_self([nodes.paragraph(text=machine()), *self.tables()])
+
+    def tables(self):
+        env, here = self.env, self.env.docname
+        pages, claims = [], []
+        for there in env.collect_relations():
+            document, ran = env.get_doctree(there), NbMetadataCollector.get_exec_data(env, there)
+            found = verdicts_in(document)
+            if there == here or not (ran or found.total()):
+                continue
+            number = ".".join(map(str, env.toc_secnumbers.get(there, {}).get("", ())[:1]))
+            title = f"{number} {env.titles[there].astext()}".strip()
+            link = f'<a href="{self.app.builder.get_relative_uri(here, there)}">{escape(title)}</a>'
+            seconds = f"{ran['runtime']:.0f}" if ran and ran["runtime"] else ""
+            pages.append([link, seconds, *(found[verdict] or "" for verdict in VERDICTS)])
+            claims += [[link, escape(claim), verdict] for claim, verdict in claims_in(document) if verdict != "held"]
+        sys.path.append(str(Path(self.app.srcdir) / "nbs"))
+        from support.reports import Report
+
+        runs = [[f"<code>{name}</code>", escape(why), *numbers] for name, why, *numbers in missing_runs(Report())]
+        yield from self.titled("Pages", table(["page", "seconds to run", *VERDICTS], pages))
+        yield from self.titled("Claims that did not hold or are open", table(["page", "claim", "verdict"], claims))
+        yield from self.titled("Runs that are missing", table(["experiment", "question", "in", "of"], runs))
+
+    @staticmethod
+    def titled(title, html):
+        return nodes.rubric(text=title), nodes.raw("", html, format="html")
+
+
+def page_of_status(app, env):
+    """Any page may have changed, so this one is always written anew."""
+    return [docname for docname, about in env.metadata.items() if about.get("is_status")]
+
+
+def setup(app):
+    app.add_node(status_tables)
+    app.add_directive("status-of-the-book", Status)
+    app.add_post_transform(WriteStatus)
+    app.connect("env-updated", page_of_status)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

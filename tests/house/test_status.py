@@ -1,0 +1,91 @@
+"""The page that says how the book stands: what it reads off pages and records, and what the built one says."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from docutils import nodes
+
+import pages
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
+import status
+
+PRINTED = """prediction  the first is ahead of
+            the second
+statistic   a number
+threshold   below 0
+observed    {n}
+verdict     {verdict}
+"""
+
+
+def page(*content):
+    document = nodes.container()
+    document.extend(content)
+    return document
+
+
+def test_a_claim_has_the_verdict_that_its_page_prints():
+    blocks = [PRINTED.format(n=1, verdict="held") + "\n" + PRINTED.format(n=2, verdict="did not hold")]
+    blocks += ["E9: it grows\n   not known yet: 3 of 10 runs are in\n", "verdict = held\nopen: a file\n"]
+    found = status.claims_in(page(*(nodes.literal_block(text=text) for text in blocks)))
+    ahead = "the first is ahead of the second"
+    assert found == [(ahead, "held"), (ahead, "did not hold"), ("E9: it grows", "not known yet")]
+
+
+def word(text, kind=nodes.strong, around=nodes.entry, **attributes):
+    inside, place = nodes.paragraph(), around()
+    inside += kind(text=text, **attributes)
+    place += inside
+    return place
+
+
+def test_a_verdict_in_a_table_or_on_a_badge_counts_and_one_in_a_sentence_does_not():
+    found = status.verdicts_in(
+        page(
+            nodes.literal_block(text=PRINTED.format(n=1, verdict="held")),
+            word("held"),
+            word("open after Holm"),
+            word("seen", nodes.emphasis),
+            word("opened"),
+            word("did not hold", around=nodes.list_item),
+            word("did not hold", nodes.inline, nodes.list_item, classes=["sd-badge"]),
+        )
+    )
+    assert found == {"held": 2, "open": 1, "seen": 1, "did not hold": 1}
+
+
+def test_an_experiment_is_missing_until_its_last_record_is_in():
+    experiments = {name: SimpleNamespace(question=f"{name}?", planned=n) for name, n in (("a", 2), ("b", 2), ("c", 0))}
+    report = SimpleNamespace(experiments=experiments, records=lambda name: ["one", "two"][: 2 if name == "a" else 1])
+    assert status.missing_runs(report) == [("b", "b?", 1, 2)]
+
+
+@pytest.fixture(scope="module")
+def built():
+    return pages.soup(pages.built_site() / "nbs" / "status.html").find("article")
+
+
+def rows(table):
+    return [[cell.get_text() for cell in row.find_all("td")] for row in table.select("tbody tr")]
+
+
+def test_the_built_page_has_each_notebook_and_each_verdict_that_it_prints(built):
+    found = built.find("table")
+    links = [row.find("a")["href"] for row in found.select("tbody tr")]
+    site = pages.built_site()
+    notebooks = {f"{path.stem}.html" for path in (site.parents[1] / "nbs").glob("*.ipynb")}
+    assert notebooks <= {*links} and all(row[1].isdigit() for row, to in zip(rows(found), links) if to in notebooks)
+    for link, row in zip(links, rows(found)):
+        text = pages.soup(site / "nbs" / link).find("article").get_text()
+        for verdict, shown in zip(status.VERDICTS, row[2:]):
+            assert int(shown or 0) >= text.count(f"\nverdict     {verdict}\n"), f"{link}: {verdict}"
+
+
+def test_the_built_page_names_the_claims_that_did_not_hold_and_the_runs_that_are_missing(built):
+    _, claims, runs = built.find_all("table")
+    assert {verdict for *_, verdict in rows(claims)} <= {"did not hold", "open", "not known yet"} and rows(claims)
+    assert all(int(done) < int(planned) for *_, done, planned in rows(runs))
+    assert "torch" in built.get_text() and "cores of" in built.get_text()
