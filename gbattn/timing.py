@@ -595,12 +595,13 @@ class Specialisation:
 
     def observe(self, model: LanguageModel, step: int) -> None:
         """Measure now, and remember attention weights and features for `result`."""
-        weights, features, found = _observe(model, self.batch)
+        batch = Batch(*(x.to(model.head_weight.device) for x in self.batch))
+        weights, features, found = _observe(model, batch)
         now = _score_matrices(model, found["read"])
         self._start = now if self._start is None else self._start
         self.steps.append(step)
         self._history.append((weights, features))
-        measures = _measures(model, self.batch, weights, found)
+        measures = _measures(model, batch, weights, found)
         for name, values in (measures | _drift(self._start, now)).items():
             self.curves.setdefault(name, []).append(values)
 

@@ -100,7 +100,7 @@ def effects_of(model: LanguageModel, valid: np.ndarray) -> dict:
     first block, on 128 of these, on the loss of a model."""
     starts = np.random.RandomState(0).permutation(len(valid) - 48)[:2048]
     windows = valid[starts[:, None] + np.arange(49)].astype(np.int64)
-    windows = torch.from_numpy(windows)
+    windows = torch.from_numpy(windows).to(model.head_weight.device)
     return increase_by_token(model, windows) | first_block(model, windows[:128])
 
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from gbattn.corpora import sequential_windows
 from gbattn.lab import training
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.queue import run_experiment
 from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, ModelConfig
+from gbattn.timing import Specialisation
 from gbattn.training import RateGroup, TrainConfig, evaluate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -111,6 +113,14 @@ def test_a_rate_group_counts_in_a_captured_update():
         finals[capture] = dict(model.named_parameters())[name].detach().cpu()
     assert torch.allclose(finals[True], finals[False], atol=1e-5)
     assert not torch.allclose(finals[True], dict(small().named_parameters())[name], atol=1e-4)
+
+
+def test_what_specialises_is_measured_where_the_model_is():
+    watch = Specialisation(next(sequential_windows(corpus().valid[:65], T, batch_size=4)), at=[0, 6])
+    train(model := small("multi_head"), corpus(), settings(), progress=False, rates=[RateGroup((), watch)])
+    watch.observe(model, 12)
+    found = watch.result()
+    assert found["step"] == [0, 6, 12] and np.isfinite(found["maturity"]).all()
 
 
 @pytest.mark.parametrize("config, got", [(dict(precision="fp16"), "fp16"), (dict(document_end=0), "document_end")])
