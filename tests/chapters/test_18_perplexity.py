@@ -257,7 +257,8 @@ def test_the_worth_of_tokens_is_measured_on_windows_of_the_text(monkeypatch):
     seen = []
     monkeypatch.setattr(effects, "increase_by_token", lambda model, windows: seen.append(windows) or {"a": 1})
     monkeypatch.setattr(effects, "first_block", lambda model, windows: seen.append(windows) or {"b": 2})
-    assert effects.effects_of(None, np.arange(4000, dtype=np.uint16)) == {"a": 1, "b": 2}
+    model = SimpleNamespace(head_weight=torch.empty(0))
+    assert effects.effects_of(model, np.arange(4000, dtype=np.uint16)) == {"a": 1, "b": 2}
     windows, few = seen
     assert windows.shape == (2048, 49) and (windows.diff(dim=1) == 1).all()
     assert len(windows[:, 0].unique()) == 2048 and torch.equal(few, windows[:128])
