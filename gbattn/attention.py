@@ -41,7 +41,7 @@ from .least_squares import full_precision
 
 # %% ../nbs/06_attention.ipynb #b6fdf8bd
 def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Cut the features of x (B, T, heads · K) into heads, (B, heads, T, K)."""
+    """Cut the features of x (B, T, heads · K) into (B, heads, T, K)."""
     check(n_heads=(n_heads, COUNT))
     check_tensor("x", x, "B T D")
     if x.shape[-1] % n_heads:
@@ -57,7 +57,7 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
 
 
 def repeat_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Repeat the heads of keys or values x (B, G, S, K) for the H/G queries of each."""
+    """Repeat heads of keys or values x (B, G, S, K), H/G times each."""
     return x.repeat_interleave(n_heads // x.shape[1], dim=1)  # (B, H, S, K)
 
 
@@ -89,8 +89,10 @@ def check_causal(causal: bool, T: int, S: int) -> None:
         raise ArgumentError("k", got, "S ≥ T when causal")
 
 # %% ../nbs/06_attention.ipynb #b4258fbc
-def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
-    """Return the boolean mask (T, S) that lets a query attend to no later key.
+def causal_mask(
+    T: int, S: int | None = None, *, device=None
+) -> torch.Tensor:
+    """Return the boolean mask (T, S) that hides later keys from a query.
 
     Parameters
     ----------
@@ -116,7 +118,7 @@ def causal_mask(T: int, S: int | None = None, *, device=None) -> torch.Tensor:
 def padding_mask(
     lengths: torch.Tensor, size: int, *, side: str = "right"
 ) -> torch.Tensor:
-    """Return the boolean mask (B, 1, 1, S) that hides the padding of sequences.
+    """Return the boolean mask (B, 1, 1, S) that hides padding.
 
     Parameters
     ----------
@@ -305,7 +307,7 @@ def form_weights(q, k, mask, causal, score_mod=None, scale=None):
     else:
         scores = scores + mask
     nothing = (scores == -math.inf).all(-1, keepdim=True)
-    # Zeros go in before the softmax too: the gradient of a row of −∞ is NaN.
+    # Zeros before the softmax too: the gradient of a row of −∞ is NaN.
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
     return weights.to(q.dtype)
 
@@ -335,7 +337,7 @@ def attention_weights(
     scale: float | None = None,
     score_mod: Callable | None = None,
 ) -> torch.Tensor:
-    """Form and return the attention weights A = softmax(scale · q kᵀ + mask).
+    """Form the attention weights A = softmax(scale · q kᵀ + mask).
 
     Parameters
     ----------
@@ -369,8 +371,8 @@ def _functions_of(q, k, causal, mask, score_mod, blocks):
 
 # %% ../nbs/06_attention.ipynb #fa31addd
 def sliding_window(size: int) -> Callable:
-    """Return the mask function of a window: a query attends to keys fewer than `size`
-    places away, its own included.
+    """Return the mask function of a window: a query attends to keys fewer
+    than `size` places away, its own included.
 
     Notes
     -----
@@ -385,8 +387,9 @@ def sliding_window(size: int) -> Callable:
 
 
 def prefix(length: int | torch.Tensor) -> Callable:
-    """Return the mask function of a causal mask with a prefix that every query may
-    attend to; its length is an integer, or one per sequence, (B,).
+    """Return the mask function of a causal mask with a prefix that every
+    query may attend to; its length is an integer, or one per sequence,
+    (B,).
 
     Notes
     -----
@@ -401,15 +404,16 @@ def prefix(length: int | torch.Tensor) -> Callable:
 
 
 def same_document(ids: torch.Tensor) -> Callable:
-    """Return the mask function of packed sequences: a query attends to keys of its own
-    document. The ids number the documents: integers (B, S), those in a cache first."""
+    """Return the mask function of packed sequences: a query attends to keys
+    of its own document. The ids number the documents: integers (B, S),
+    those in a cache first."""
     check_tensor("ids", ids, "B S", dtype=INTEGRAL)
     return lambda b, h, q_idx, kv_idx: ids[b, q_idx] == ids[b, kv_idx]
 
 # %% ../nbs/06_attention.ipynb #5b2e8d14
 def alibi(n_heads: int, *, device=None) -> Callable:
-    """Return the score function of ALiBi: head h takes 2^(−8(h+1)/H) off a score for
-    each place between query and key.
+    """Return the score function of ALiBi: head h takes 2^(−8(h+1)/H) off a
+    score for each place between query and key.
 
     Notes
     -----
@@ -425,15 +429,15 @@ def alibi(n_heads: int, *, device=None) -> Callable:
 
 
 def soft_cap(cap: float, *, device=None) -> Callable:
-    """Return the score function cap · tanh(score / cap), which keeps every score
-    below `cap` in size; `device` is that of the scores.
+    """Return the score function cap · tanh(score / cap), which keeps every
+    score below `cap` in size; `device` is that of the scores.
 
     Notes
     -----
     Source: appendix W; Gemma Team (2024).
     """
     check(cap=(cap, POSITIVE))
-    # FlexAttention takes tensors from outside, and no symbol, which a float may become.
+    # FlexAttention takes tensors; a float may become a symbol.
     cap = torch.tensor(float(cap), dtype=torch.float64, device=device)
 
     def capped(score, b, h, q_idx, kv_idx):
@@ -446,7 +450,7 @@ def soft_cap(cap: float, *, device=None) -> Callable:
 def fused_attention(
     q, k, v, mask, causal, score_mod=None, scale=None, dropout_p=0.0
 ):
-    """As `attend`, without its checks, and with what `resolve_functions` returned."""
+    """As `attend`, unchecked, with what `resolve_functions` returned."""
     options = dict(scale=scale)
     if q.shape[1] != k.shape[1]:  # in compiled code a condition may be a symbol
         options["enable_gqa"] = True
@@ -458,7 +462,9 @@ def fused_attention(
         return nnf.dropout(A, dropout_p) @ repeat_heads(v, q.shape[1])
     mask, causal = _combine_masks(mask, causal, q.shape[2], k.shape[2], q)
     options |= dict(is_causal=causal)
-    return nnf.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options)
+    return nnf.scaled_dot_product_attention(
+        q, k, v, mask, dropout_p, **options
+    )
 
 # %% ../nbs/06_attention.ipynb #355ef0c6
 def attend(

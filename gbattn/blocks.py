@@ -89,7 +89,7 @@ class _Pointwise(nn.Module):
 
 # %% ../nbs/11_blocks.ipynb #95e39e5c
 class DyT(_Pointwise):
-    """Dynamic tanh, weight ⊙ tanh(alpha · x) + bias, in place of a normaliser.
+    """Dynamic tanh in place of a norm, weight ⊙ tanh(alpha · x) + bias.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class DyT(_Pointwise):
 
 
 class Derf(_Pointwise):
-    """Dynamic erf, weight ⊙ erf(alpha · x) + bias, in place of a normaliser.
+    """Dynamic erf in place of a norm, weight ⊙ erf(alpha · x) + bias.
 
     Notes
     -----
@@ -203,7 +203,7 @@ class _FeedForwardWeights(nn.Module):
 
 # %% ../nbs/11_blocks.ipynb #7c1e0c01
 class FeedForward(_FeedForwardWeights):
-    """The feed-forward sublayer: down(a(up(x))), or down(silu(gate(x)) ⊙ up(x)).
+    """Feed-forward part: down(a(up(x))) or down(silu(gate(x)) ⊙ up(x)).
 
     Parameters
     ----------
@@ -241,7 +241,9 @@ class FeedForward(_FeedForwardWeights):
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
 
 
-def pre_norm(x: torch.Tensor, sublayer: Sublayer, norm: Sublayer) -> torch.Tensor:
+def pre_norm(
+    x: torch.Tensor, sublayer: Sublayer, norm: Sublayer
+) -> torch.Tensor:
     """Return x + sublayer(norm(x)).
 
     Notes
@@ -251,7 +253,9 @@ def pre_norm(x: torch.Tensor, sublayer: Sublayer, norm: Sublayer) -> torch.Tenso
     return x + sublayer(norm(x))
 
 
-def post_norm(x: torch.Tensor, sublayer: Sublayer, norm: Sublayer) -> torch.Tensor:
+def post_norm(
+    x: torch.Tensor, sublayer: Sublayer, norm: Sublayer
+) -> torch.Tensor:
     """Return norm(x + sublayer(x)).
 
     Notes
@@ -262,7 +266,9 @@ def post_norm(x: torch.Tensor, sublayer: Sublayer, norm: Sublayer) -> torch.Tens
     return norm(x + sublayer(x))
 
 
-def no_norm(x: torch.Tensor, sublayer: Sublayer, norm: Sublayer) -> torch.Tensor:
+def no_norm(
+    x: torch.Tensor, sublayer: Sublayer, norm: Sublayer
+) -> torch.Tensor:
     """Return x + sublayer(x); the normaliser is not used.
 
     Notes
@@ -501,8 +507,8 @@ def _scaled(
 def layer_norm_jacobian(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Return the Jacobian of layer normalisation at each row of x: diag(weight)/s ·
-    (I − 𝟏𝟏ᵀ/d − x̂x̂ᵀ/d).
+    """Return the Jacobian of layer normalisation at each row of x:
+    diag(weight)/s · (I − 𝟏𝟏ᵀ/d − x̂x̂ᵀ/d).
 
     Parameters
     ----------
@@ -537,8 +543,8 @@ def layer_norm_jacobian(
 def rms_norm_jacobian(
     x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Return the Jacobian of RMS normalisation at each row of x: diag(weight)/s ·
-    (I − x̂x̂ᵀ/d).
+    """Return the Jacobian of RMS normalisation at each row of x:
+    diag(weight)/s · (I − x̂x̂ᵀ/d).
 
     Parameters
     ----------

@@ -41,7 +41,9 @@ from gbattn.layers import (
 from .positions import TokenShift
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
-def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
+def gated(
+    F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor
+) -> torch.Tensor:
     """Return the one line, F + g ⊙ c.
 
     Parameters
@@ -96,7 +98,7 @@ class Gate(nn.Linear):
 
     def __init__(self, d_model: int, n_gates: int, **factory_kwargs):
         super().__init__(2 * d_model, n_gates, **factory_kwargs)
-        # Draws as many numbers as a linear map, so that later weights stay the same.
+        # As many draws as a linear map makes: later weights are the same.
         super().reset_parameters()
         self.reset_parameters()
 
@@ -147,8 +149,8 @@ class CorrectionWeights(nn.Module):
 
 # %% ../nbs/08_boosted.ipynb #3495fd7d
 class Correction(CorrectionWeights):
-    """The weights of one correction: r = x − F; c = Attn(r); g = sigmoid(W [F ‖ c] +
-    b); F + g ⊙ c.
+    """The weights of one correction: r = x − F; c = Attn(r); g = sigmoid(W
+    [F ‖ c] + b); F + g ⊙ c.
 
     Parameters
     ----------
@@ -175,17 +177,17 @@ class Correction(CorrectionWeights):
     """
 
     def forward(self, x: torch.Tensor, F: torch.Tensor, correct: Callable, *args):
-        """Return ``correct(self, x, F, *args)``: a round runs inside a call of its
-        module, as hooks, shards and checkpoints expect."""
+        """Return ``correct(self, x, F, *args)``: a round runs inside a call
+        of its module, as hooks, shards and checkpoints expect."""
         return correct(self, x, F, *args)
 
     def residual(self, x: torch.Tensor, F: torch.Tensor) -> torch.Tensor:
-        """Return what the round reads, r = x − F; a correction of your own may read
-        something else."""
+        """Return what the round reads, r = x − F; a correction of your own
+        may read something else."""
         return x - F
 
     def project(self, query_source, key_source, value_source) -> tuple:
-        """Return q (B, T, D), k and v (B, S, kv_dim), each computed from its source.
+        """Return q (B, T, D), k and v (B, S, kv_dim), from their sources.
 
         Without keys of its own k and v are None.
         """
@@ -199,7 +201,7 @@ class Correction(CorrectionWeights):
         return q, self.key(key_source), self.value(value_source)
 
     def gate_of(self, F: torch.Tensor, c: torch.Tensor) -> torch.Tensor | None:
-        """Return g = sigmoid(W [F ‖ c] + b), (B, T, n_gates); None without a gate."""
+        """Return g = sigmoid(W [F ‖ c] + b), (B, T, n_gates), or None."""
         if self.gate is None:
             return None
         return self.gate(torch.cat([F, c], dim=-1)).sigmoid()
@@ -377,8 +379,8 @@ class BoostedStart(BoostedWeights):
 # %% ../nbs/08_boosted.ipynb #6448debe
 @register("boosted")
 class GradientBoostedAttention(BoostedStart):
-    """Gradient-boosted attention: each round, an attention with its own projections
-    reads the residual x − F and adds a gated correction to F.
+    """Gradient-boosted attention: each round, an attention with its own
+    projections reads the residual x − F and adds a gated correction to F.
 
     F₀ = Attn₀(x); rₘ = x − Fₘ₋₁, cₘ = Attnₘ(rₘ), gₘ = sigmoid(Wₘ [Fₘ₋₁ ‖ cₘ] + bₘ),
     Fₘ = Fₘ₋₁ + gₘ ⊙ cₘ; the output is out(F).
@@ -414,7 +416,9 @@ class GradientBoostedAttention(BoostedStart):
         x = inputs.x
         q, k0, v0 = self.make_heads(inputs, *self.project_inputs(inputs))
         F, A = self.attend_heads(inputs, q, k0, v0)
-        self.record_round(inputs, weights=A, residual=x, correction=F, estimate=F)
+        self.record_round(
+            inputs, weights=A, residual=x, correction=F, estimate=F
+        )
 
         def correct(correction, x, F, m):
             r = correction.residual(x, F)  # what F still gets wrong
@@ -432,9 +436,11 @@ class GradientBoostedAttention(BoostedStart):
         return F
 
 # %% ../nbs/08_boosted.ipynb #7c1999c4
-def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return the cosine between a correction and the negative gradient of a loss,
-    for each token.
+def alignment(
+    correction: torch.Tensor, gradient: torch.Tensor
+) -> torch.Tensor:
+    """Return the cosine between a correction and the negative gradient of a
+    loss, for each token.
 
     Parameters
     ----------
@@ -461,9 +467,10 @@ def alignment(correction: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     require(got == want, "gradient", f"shape {got}", f"{want}, as the correction")
     wide = torch.promote_types(correction.dtype, gradient.dtype)
     wide = at_least_float32(wide)
-    # A mean over many tokens has tiny gradients: measure each in its own unit.
+    # A mean over many tokens has tiny gradients: each in its own unit.
     d, u = (
-        x.to(wide) / x.abs().amax(-1, keepdim=True) for x in (correction, -gradient)
+        x.to(wide) / x.abs().amax(-1, keepdim=True)
+        for x in (correction, -gradient)
     )
     cosine = (d * u).sum(-1) / (d.norm(dim=-1) * u.norm(dim=-1))
     return cosine.clamp(-1, 1)
@@ -490,8 +497,8 @@ _DIFFERENTIABLE: Rule = (
 def functional_gradient(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor], round: int = 0
 ) -> tuple[torch.Tensor, Trace]:
-    """Return u = ∂L/∂F at the estimate after a round, in a model whose layer stops
-    there.
+    """Return u = ∂L/∂F at the estimate after a round, in a model whose
+    layer stops there.
 
     Parameters
     ----------

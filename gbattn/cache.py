@@ -115,7 +115,7 @@ def _memories_to_empty(cache: "TokenBuffers", length: int) -> list[str]:
 def _reserve(
     shapes: dict[str, tuple[int, ...]], batch_size: int, max_length: int, **options
 ) -> dict[str, torch.Tensor]:
-    """The buffers of a cache, by name, zeros with these options of torch."""
+    """The buffers of a cache, by name: zeros with options of torch."""
     check(
         shapes=(shapes, CACHE_SHAPES),
         batch_size=(batch_size, COUNT),
@@ -154,7 +154,7 @@ class TokenBuffers:
         return self.length + tokens <= self.max_length
 
     def extend(self, name: str, new: torch.Tensor) -> torch.Tensor:
-        """Write `new` (B, heads, T, width) after the stored tokens; return all.
+        """Write `new` (B, heads, T, width) behind the tokens; return all.
 
         Once for each `name` before each `advance`; returns (B, heads, length + T,
         width).
@@ -167,8 +167,8 @@ class TokenBuffers:
 
 # %% ../nbs/06b_cache.ipynb #74386fb5
 class MemoryBuffers(TokenBuffers):
-    """What a `KeyValueCache` is besides: memories that hold all tokens in one,
-    and the end of a pass."""
+    """What a `KeyValueCache` is besides: memories that hold all tokens in
+    one, and the end of a pass."""
 
     @property
     def nbytes(self) -> int:
@@ -176,8 +176,8 @@ class MemoryBuffers(TokenBuffers):
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def add(self, name: str, new: torch.Tensor) -> torch.Tensor:
-        """Add `new` (B, heads, rows, width) to the memory `name` at the next
-        `advance`; return the memory as it is before."""
+        """Add `new` (B, heads, rows, width) to the memory `name` at the
+        next `advance`; return the memory as it is before."""
         return self._write_later(name, new, torch.Tensor.add_)
 
     def replace(self, name: str, new: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ class MemoryBuffers(TokenBuffers):
 
 # %% ../nbs/06b_cache.ipynb #8d363bc3
 class KeyValueCache(MemoryBuffers):
-    """Preallocated keys and values of past tokens, for decoding under no_grad.
+    """Preallocated keys and values of past tokens, to decode under no_grad.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class KeyValueCache(MemoryBuffers):
         self.length -= int(self.length) - length  # in place, if a tensor
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Replace sequence i by sequence rows[i], as a beam search does; rows (B,)."""
+        """Replace sequence i by rows[i], (B,), as a beam search does."""
         check_tensor("rows", rows, "B", B=self.batch_size, dtype=INDEX)
         fits = bool(((rows >= 0) & (rows < self.batch_size)).all())
         require(fits, "rows", rows.tolist(), f"sequences below {self.batch_size}")
@@ -250,15 +250,15 @@ class KeyValueCache(MemoryBuffers):
             buffer.copy_(buffer.index_select(0, rows))
 
     def span(self, tokens: int) -> int:
-        """The number of keys that `extend` returns after so many new tokens."""
+        """How many keys `extend` returns with so many new tokens."""
         return self.length + tokens
 
     def newest(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Of all keys (…, S, width), or what goes with them, the new tokens' rows."""
+        """The rows of the new tokens, of keys or alike (…, S, width)."""
         return x[..., x.shape[-2] - tokens :, :]
 
     def check_tokens(self, x: torch.Tensor, shapes: dict) -> None:
-        """Require tokens x (B, T, D) of a layer that stores these to fit in."""
+        """Require tokens x (B, T, D) of a layer with these to fit in."""
         check_fits(self, x, shapes)
         _forget_pass(self)  # one that failed
 
@@ -320,7 +320,7 @@ class StaticCache(_TensorLength):
     def hide_later(
         self, mask: torch.Tensor | None, queries: int, tokens: int, causal: bool
     ) -> torch.Tensor:
-        """Return a mask that also hides keys not yet written after so many tokens.
+        """Return a mask that also hides keys that are not yet written.
 
         If causal, it hides those after a query's own, too.
         """

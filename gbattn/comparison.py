@@ -64,8 +64,9 @@ CONFIDENCE = number("a number between 0 and 1", lambda x: 0 < x < 1)
 def paired_interval(
     differences: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return Student's t interval for the mean of two or more paired differences:
-    mean ± t · s / √n with n − 1 degrees of freedom (Student, 1908).
+    """Return Student's t interval for the mean of two or more paired
+    differences: mean ± t · s / √n with n − 1 degrees of freedom (Student,
+    1908).
 
     Such intervals cover the mean with frequency `confidence`, between 0 and 1.
     """
@@ -81,7 +82,7 @@ def paired_interval(
 
 # %% ../nbs/16_comparison.ipynb #26c0766f
 class Welch(NamedTuple):
-    """Welch's comparison of two means: the statistic, its degrees of freedom and the two-sided p."""
+    """Welch's test of two means: statistic, degrees of freedom, p."""
 
     t: float
     df: float
@@ -91,10 +92,27 @@ class Welch(NamedTuple):
 def welch(
     mean_a: float, sd_a: float, n_a: int, mean_b: float, sd_b: float, n_b: int
 ) -> Welch:
-    """Compare two means whose runs are not paired, from what a paper prints: means,
-    sample standard deviations (divided by n − 1; not both 0) and the numbers of
-    runs, two or more each (Welch, 1947).
+    """Compare two means of unpaired runs, from what a paper prints.
+
+    Means, sample standard deviations (divided by n − 1; not both 0) and the numbers
+    of runs, two or more each (Welch, 1947).
     """
+    _check_means(mean_a, sd_a, n_a, mean_b, sd_b, n_b)
+    check_packages("train", "scipy")
+    from scipy.stats import ttest_ind_from_stats
+
+    unit = max(sd_a, sd_b)  # its square may not be a float
+    sd_a, sd_b, apart = sd_a / unit, sd_b / unit, (mean_a - mean_b) / unit
+    sizes = apart, sd_a, n_a, 0.0, sd_b, n_b
+    found = ttest_ind_from_stats(*sizes, equal_var=False)
+    a, b = sd_a**2 / n_a, sd_b**2 / n_b
+    df = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
+    return Welch(float(found.statistic), df, float(found.pvalue))
+
+# %% ../nbs/16_comparison.ipynb #a5f92b5d
+#| code-fold: true
+def _check_means(mean_a, sd_a, n_a, mean_b, sd_b, n_b) -> None:
+    """Check what `welch` takes."""
     two_or_more = integer("an integer, 2 or more", lambda n: n > 1)
     check(n_a=(n_a, two_or_more), n_b=(n_b, two_or_more))
     good = is_number(mean_a) and is_number(mean_b)
@@ -102,20 +120,13 @@ def welch(
     good = is_number(sd_a) and is_number(sd_b)
     good = good and min(sd_a, sd_b) >= 0 and max(sd_a, sd_b) > 0
     require(good, "sd_a, sd_b", (sd_a, sd_b), "standard deviations, not both 0")
-    check_packages("train", "scipy")
-    from scipy.stats import ttest_ind_from_stats
-
-    unit = max(sd_a, sd_b)  # its square may not be a float
-    sd_a, sd_b, apart = sd_a / unit, sd_b / unit, (mean_a - mean_b) / unit
-    found = ttest_ind_from_stats(apart, sd_a, n_a, 0.0, sd_b, n_b, equal_var=False)
-    a, b = sd_a**2 / n_a, sd_b**2 / n_b
-    df = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
-    return Welch(float(found.statistic), df, float(found.pvalue))
 
 # %% ../nbs/16_comparison.ipynb #55a86045
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence]) -> object:
-    """Return an IPython table for a page: the first column is text, the others are
-    numbers."""
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence]
+) -> object:
+    """Return an IPython table for a page: the first column is text, the
+    others are numbers."""
     from IPython.display import Markdown
 
     lines = [header, ["---"] + ["--:"] * (len(header) - 1), *rows]
@@ -181,7 +192,9 @@ def matched(
     deep = replace(config, n_layers=depth)
     found = _sequential_attentions(deep)
     want = f"one whose layers can make {rounds} in sequence"
-    require(found == rounds, "config", f"{found} attentions in sequence", want)
+    require(
+        found == rounds, "config", f"{found} attentions in sequence", want
+    )
     flops = MEASURES["training_flops"]
     return {"n_layers": depth, "d_ffn": _fill(deep, flops, flops(target), change)}
 
@@ -239,7 +252,7 @@ _TIMED |= dict(train_step=_NUMBERS, train_seconds=_NUMBERS)
 
 # %% ../nbs/16_comparison.ipynb #6f9f9144
 def damaged_entries(record: Record) -> list[str]:
-    """Return the names of a run record's entries that are missing or invalid."""
+    """Return a run record's entries that are missing or invalid."""
     settings, measured = record.settings, record.measured
     timed = {name: _TIMED[name] for name in _TIMED if name in measured}
     return [
@@ -287,8 +300,9 @@ def _loss(record: Record, metric: str) -> float:
 
 # %% ../nbs/16_comparison.ipynb #735b69eb
 def step_seconds(records: Iterable[Record]) -> float:
-    """Return the seconds per training step of one arm: the median of the fastest
-    quarter of all stretches between two points of the learning curves.
+    """Return the seconds per training step of one arm: the median of the
+    fastest quarter of all stretches between two points of the learning
+    curves.
 
     A shared machine slows a run down, so the fast stretches tell most about the
     model; the very fastest tells most about the clock. Runs that diverged are left
@@ -296,22 +310,30 @@ def step_seconds(records: Iterable[Record]) -> float:
     """
     found = []
     for m in (record.measured for record in _of_runs(records)):
-        points = list(zip(m.get("train_step", ()), m.get("train_seconds", ())))
+        points = list(
+            zip(m.get("train_step", ()), m.get("train_seconds", ()))
+        )
         if not m["diverged"]:  # such as one that was no better than a guess
             found += [
                 (t1 - t0) / (s1 - s0)
                 for (s0, t0), (s1, t1) in itertools.pairwise(points)
             ]
     want = "one run or more that did not diverge"
-    require(bool(found), "records", "no two points of a learning curve", want)
+    require(
+        bool(found), "records", "no two points of a learning curve", want
+    )
     seconds = median(sorted(found)[: math.ceil(len(found) / 4)])
-    require(seconds > 0, "records", f"{seconds} seconds a step", "more than 0")
+    require(
+        seconds > 0, "records", f"{seconds} seconds a step", "more than 0"
+    )
     return seconds
 
 # %% ../nbs/16_comparison.ipynb #a4b9a296
-def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dict:
-    """Return the width and the feed-forward width at which a step of a multi-head
-    model takes as long as a step of an arm did.
+def equal_time(
+    config: ModelConfig, records: Iterable[Record], slow: str
+) -> dict:
+    """Return the width and the feed-forward width at which a step of a
+    multi-head model takes as long as a step of an arm did.
 
     Seconds per step, from `step_seconds`, are modelled as a power of the FLOPs: a
     straight line in logarithms, fitted by least squares to all sizes that were timed.
@@ -352,9 +374,12 @@ def equal_time(config: ModelConfig, records: Iterable[Record], slow: str) -> dic
     return _match(config, MEASURES["training_flops"], flops, "d_model")
 
 # %% ../nbs/16_comparison.ipynb #ac82d3a1
-def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
-    """Return the mean validation loss over the seeds for each arm of a sweep at each
-    learning rate, lowest rate first; infinite where a run diverged."""
+def losses_by_rate(
+    records: Iterable[Record],
+) -> dict[str, dict[float, float]]:
+    """Return the mean validation loss over the seeds for each arm of a
+    sweep at each learning rate, lowest rate first; infinite where a run
+    diverged."""
     found: dict[str, dict[float, dict[int, float]]] = {}
     for record in _of_one_text(records):
         arm, rate, seed = (
@@ -372,8 +397,9 @@ def losses_by_rate(records: Iterable[Record]) -> dict[str, dict[float, float]]:
 
 # %% ../nbs/16_comparison.ipynb #fa55e0c8
 def best_rates(records: Iterable[Record]) -> dict[str, float]:
-    """Return, for each arm of a sweep, the learning rate with the lowest mean
-    validation loss over its seeds. The records differ in arm, seed and learning rate.
+    """Return, for each arm of a sweep, the learning rate with the lowest
+    mean validation loss over its seeds. The records differ in arm, seed and
+    learning rate.
     """
     best = {}
     for arm, rates in losses_by_rate(records).items():
@@ -385,8 +411,9 @@ def best_rates(records: Iterable[Record]) -> dict[str, float]:
 
 
 def rates_at_edge(records: Iterable[Record]) -> dict[str, float]:
-    """Return those of the `best_rates` that are the lowest or the highest rate at
-    which their arm was run, so that the best may lie beyond. Same argument.
+    """Return those of the `best_rates` that are the lowest or the highest
+    rate at which their arm was run, so that the best may lie beyond. Same
+    argument.
     """
     records = list(records)
     rates = losses_by_rate(records)
@@ -398,8 +425,8 @@ def rates_at_edge(records: Iterable[Record]) -> dict[str, float]:
 
 # %% ../nbs/16_comparison.ipynb #1d28d9af
 class Row(NamedTuple):
-    """One line of a comparison; None for a number that does not exist, such as one
-    run's spread.
+    """One line of a comparison; None for a number that does not exist, such
+    as one run's spread.
 
     ``arm`` and ``label`` name the arm; ``n`` of its runs are in the ``mean`` and the
     ``sd`` (sample standard deviation) of the metric, ``diverged`` of them are not.
@@ -484,7 +511,8 @@ def compare(
     confidence: float = 0.95,
 ) -> list[Row]:
     """Compare the arms of an experiment: for each its mean and its paired
-    difference from the reference, with an interval, in the order of the means.
+    difference from the reference, with an interval, in the order of the
+    means.
 
     Parameters
     ----------
@@ -513,7 +541,7 @@ def compare(
 
 # %% ../nbs/16_comparison.ipynb #1e0df041
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values, in the order of the p-values (Holm, 1979).
+    """Return Holm's adjusted p-values, in the given order (Holm, 1979).
 
     The smallest of m is multiplied by m, the next by m − 1, and so on; none is
     smaller than the one before it, or larger than 1. Those below α may all be called
@@ -523,7 +551,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     odd = next((p for p in p_values if not 0 <= p <= 1), 0)
     check(p_values=(odd, FRACTION))
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    steps = [(len(order) - rank) * p_values[i] for rank, i in enumerate(order)]
+    steps = [
+        (len(order) - rank) * p_values[i] for rank, i in enumerate(order)
+    ]
     adjusted = dict(zip(order, itertools.accumulate(steps, max)))
     return [min(1.0, adjusted[i]) for i in range(len(order))]
 
@@ -531,10 +561,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def equivalent(
     differences: Sequence[float], margin: float, confidence: float = 0.95
 ) -> bool:
-    """Return whether paired differences show that two arms differ by less than a
-    margin: each of two one-sided t tests, against −margin and against margin, rejects
-    at level 1 − `confidence` (Schuirmann, 1987). An open difference does not
-    show it.
+    """Return whether paired differences show that two arms differ by less
+    than a margin: each of two one-sided t tests, against −margin and
+    against margin, rejects at level 1 − `confidence` (Schuirmann, 1987). An
+    open difference does not show it.
     """
     one_sided = number("a number from 0.5 to 1", lambda x: 0.5 < x < 1)
     check(margin=(margin, POSITIVE), confidence=(confidence, one_sided))

@@ -40,8 +40,7 @@ from .ground.records import CHAPTERS, experiment_folder, results_folder
 
 # %% ../nbs/00_conventions.ipynb #af37203a
 class Symbol(NamedTuple):
-    """One entry of the notation: its LaTeX, its meaning and, for an array, its
-    shape.
+    """One entry of the notation: its LaTeX and meaning; an array's shape.
 
     `shape` names the trailing dimensions; any leading dimensions are batch
     dimensions.
@@ -173,8 +172,8 @@ def check_alike(
 
 # %% ../nbs/00_conventions.ipynb #fbbdda04
 def seed_everything(seed: int) -> torch.Generator:
-    """Seed Python, NumPy and torch; return a torch generator on the CPU with the
-    same seed, an integer from 0 to 2³² − 1."""
+    """Seed Python, NumPy and torch; return a torch generator on the CPU
+    with the same seed, an integer from 0 to 2³² − 1."""
     check(seed=(seed, SEED))
     seed = int(seed)
     random.seed(seed)
@@ -184,8 +183,8 @@ def seed_everything(seed: int) -> torch.Generator:
 
 # %% ../nbs/00_conventions.ipynb #9ab5d3c2
 def profile(**choices):
-    """Return the profile of this run, ``"quick"`` or ``"full"``, or the value chosen
-    for it, as in ``steps = profile(quick=100, full=10_000)``.
+    """Return the profile of this run, ``"quick"`` or ``"full"``, or the
+    value chosen for it, as in ``steps = profile(quick=100, full=10_000)``.
 
     The environment variable ``GBATTN_PROFILE`` decides; the default is ``quick``.
     """
@@ -228,7 +227,8 @@ COLOURS: dict[str, str] = {
 # %% ../nbs/00_conventions.ipynb #543b8c7f
 def colour_of(method: str) -> str:
     """Return the colour, as a hex string, that a method of `COLOURS` has in
-    every figure of the book; six of the colours are from Okabe and Ito (2008)."""
+    every figure of the book; six of the colours are from Okabe and Ito
+    (2008)."""
     known = "one of " + ", ".join(COLOURS)
     require(method in COLOURS, "method", repr(method), known)
     return COLOURS[method]
@@ -269,7 +269,6 @@ def figure_style() -> None:
 
 # %% ../nbs/00_conventions.ipynb #e8c14057
 #| code-fold: true
-_PARTS = ("settings", "measured", "provenance")
 # A list of numbers in a record, with each number on a line of its own.
 _NUMBERS = re.compile(r'\[\n([^][{}"]*)\n *\]')
 
@@ -321,6 +320,13 @@ def _check_name(argument: str, name: object) -> None:
     plain = plain and not set(name) & set("/\\\0")
     require(plain, argument, repr(name), "a name, and no path")
 
+
+def _check_record(record: "Record") -> None:
+    """Check that a record has a name and three dictionaries."""
+    _check_name("experiment", record.experiment)
+    parts = ("settings", "measured", "provenance")
+    check_fields(record, dict.fromkeys(parts, DICTIONARY))
+
 # %% ../nbs/00_conventions.ipynb #5eaa6cc5
 @dataclass(frozen=True)
 class Record:
@@ -345,8 +351,7 @@ class Record:
     provenance: dict = field(default_factory=_provenance)
 
     def __post_init__(self):
-        _check_name("experiment", self.experiment)
-        check_fields(self, dict.fromkeys(_PARTS, DICTIONARY))
+        _check_record(self)
 
     @property
     def quotable(self) -> dict:
@@ -422,8 +427,8 @@ def load_records(experiment: str, folder: Path | None = None) -> list[Record]:
 
 # %% ../nbs/00_conventions.ipynb #a87103c0
 def quote(record: Record, field: str, format: str = "") -> str:
-    """Return a measured number as a string and, where myst-nb is installed, make it
-    available to ``{glue:text}`` under the key ``experiment.field``.
+    """Return a measured number as a string and, where myst-nb is installed,
+    make it available to ``{glue:text}`` under the key ``experiment.field``.
 
     Parameters
     ----------
@@ -455,8 +460,8 @@ def put_to_test(
     observed: str,
     holds: bool | None,
 ) -> bool | None:
-    """Print an empirical claim with what was predicted and what was observed; return
-    whether it holds.
+    """Print an empirical claim with what was predicted and what was
+    observed; return whether it holds.
 
     Parameters
     ----------

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'NEEDS_NEITHER', 'docstrings', 'documentation', 'without_repeats', 'split_by_module',
            'word_runs', 'without_leaks', 'python_docs', 'check_recipe', 'train_tokenizer', 'byte_alphabet', 'spellings',
-           'bits_per_byte', 'as_array', 'check_ids', 'text_of_ids', 'bytes_of_ids', 'Described', 'Corpus', 'Batch',
-           'PackedBatch', 'pack_documents', 'TokenStream', 'sequential_windows', 'bigram_loss']
+           'bits_per_byte', 'as_array', 'check_ids', 'text_of_ids', 'bytes_of_ids', 'Described', 'Spelling', 'Corpus',
+           'Batch', 'PackedBatch', 'pack_documents', 'TokenStream', 'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
 import ast
@@ -39,9 +39,6 @@ from gbattn.ground.arguments import (
 from .ground.packages import load_package
 
 # %% ../nbs/14_corpora.ipynb #a526d2dd
-_NOT_DOCS = "site-packages dist-packages test tests idle_test pydoc_data"
-
-
 def docstrings(node: ast.AST) -> Iterator[str]:
     """The docstrings at and below a node, in the order of the source."""
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
@@ -51,13 +48,15 @@ def docstrings(node: ast.AST) -> Iterator[str]:
         if isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield from docstrings(child)
 
+# %% ../nbs/14_corpora.ipynb #1a7b1ea1
+#| code-fold: true
+_NOT_DOCS = "site-packages dist-packages test tests idle_test pydoc_data"
+
 
 def documentation() -> dict[str, str]:
     """What this Python says of itself: its topics, and each module's
     docstrings."""
-    want = (
-        "a Python with its standard library as source files, or another corpus"
-    )
+    want = "a Python with its standard library as source files, or another corpus"
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
@@ -70,9 +69,8 @@ def documentation() -> dict[str, str]:
             continue
         name = ".".join(parts).removesuffix(".__init__")
         try:
-            modules[name] = "\n\n".join(
-                docstrings(ast.parse(path.read_bytes()))
-            )
+            found = docstrings(ast.parse(path.read_bytes()))
+            modules[name] = "\n\n".join(found)
         except SyntaxError as error:
             got = f"{path}, line {error.lineno}: {error}"
             raise ArgumentError("python-docs", got, want) from None
@@ -81,15 +79,11 @@ def documentation() -> dict[str, str]:
     return {f"topic {name}": text for name, text in topics.items()} | modules
 
 # %% ../nbs/14_corpora.ipynb #a526d2de
-SPLITS = ("train", "valid", "test")
-
-
 def without_repeats(documents: dict[str, str]) -> dict[str, str]:
     """Keep each paragraph once, in the longest document that has it."""
     used, texts = set(), {}
-    for name in sorted(
-        documents, key=lambda name: (-len(documents[name]), name)
-    ):
+    longest_first = lambda name: (-len(documents[name]), name)
+    for name in sorted(documents, key=longest_first):
         paragraphs = []
         for paragraph in re.split(r"\n\s*\n", documents[name]):
             words = tuple(paragraph.split())
@@ -99,6 +93,9 @@ def without_repeats(documents: dict[str, str]) -> dict[str, str]:
         if paragraphs:
             texts[name] = "\n\n".join(paragraphs)
     return texts
+
+# %% ../nbs/14_corpora.ipynb #2346981d
+SPLITS = ("train", "valid", "test")
 
 
 def split_by_module(documents: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -124,43 +121,43 @@ def split_by_module(documents: dict[str, str]) -> dict[str, dict[str, str]]:
 def word_runs(text: str, length: int = 8) -> set[tuple[str, ...]]:
     """The runs of so many words in a text."""
     words = text.split()
-    return {
-        tuple(words[i : i + length]) for i in range(len(words) - length + 1)
-    }
+    starts = range(len(words) - length + 1)
+    return {tuple(words[i : i + length]) for i in starts}
 
 
 def without_leaks(
     texts: dict[str, dict[str, str]],
 ) -> dict[str, dict[str, str]]:
-    """Drop from valid and test each paragraph that shares eight words in a row
-    with train."""
+    """Drop from valid and test each paragraph that shares eight words in a
+    row with train."""
     known = set().union(*map(word_runs, texts["train"].values()))
     result = {"train": texts["train"], "valid": {}, "test": {}}
     for split in ("valid", "test"):
         for name, text in texts[split].items():
-            rest = [p for p in text.split("\n\n") if not word_runs(p) & known]
+            rest = [
+                p for p in text.split("\n\n") if not word_runs(p) & known
+            ]
             if rest:
                 result[split][name] = "\n\n".join(rest)
     return result
 
-
+# %% ../nbs/14_corpora.ipynb #b298afc3
 @lru_cache(1)
 def _python_docs() -> dict[str, dict[str, str]]:
     return without_leaks(split_by_module(without_repeats(documentation())))
 
 
 def python_docs() -> dict[str, dict[str, str]]:
-    """Return the embedded corpus: for each split, texts by the name of their
-    module or topic. It depends on the version and the distribution of Python.
+    """Return the embedded corpus: for each split, texts by the name of
+    their module or topic. It depends on the version and the distribution of
+    Python.
 
     Notes
     -----
     `Corpus.fingerprint` identifies the text. Source: chapter 14.
     """
     # Copies: a caller's changes must not change the corpus.
-    return {
-        split: dict(documents) for split, documents in _python_docs().items()
-    }
+    return {split: dict(texts) for split, texts in _python_docs().items()}
 
 # %% ../nbs/14_corpora.ipynb #20e0f3e3
 TOKENIZERS = ("byte-level", "published")
@@ -193,7 +190,8 @@ def _untrained(library, recipe: str):
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int = 4096, recipe: str = "byte-level"
 ):
-    """Train a byte-pair encoding on texts; return a ``tokenizers.Tokenizer``.
+    """Train a byte-pair encoding on texts; return a
+    ``tokenizers.Tokenizer``.
 
     Parameters
     ----------
@@ -231,11 +229,14 @@ def train_tokenizer(
 # %% ../nbs/14_corpora.ipynb #73852cdc
 @lru_cache(1)
 def byte_alphabet() -> dict[str, int]:
-    """The byte of each character in a byte-level token: a printable character
-    stands for its own byte, the other 68 are written from U+0100 on."""
+    """The byte of each character in a byte-level token: a printable
+    character stands for its own byte, the other 68 are written from U+0100
+    on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
-    shown = [chr(byte) for byte in prints] + [chr(256 + i) for i in range(68)]
+    shown = [chr(byte) for byte in prints] + [
+        chr(256 + i) for i in range(68)
+    ]
     return dict(zip(shown, prints + others))
 
 
@@ -243,7 +244,9 @@ def spellings(tokenizer: dict, recipe: str) -> list[bytes]:
     """The bytes of each token id, from the JSON of a tokenizer."""
     byte_of = byte_alphabet()
     if recipe == "byte-level":
-        spell = lambda token: bytes(byte_of[character] for character in token)
+        spell = lambda token: bytes(
+            byte_of[character] for character in token
+        )
     else:
         spell = str.encode
     vocabulary = tokenizer["model"]["vocab"]
@@ -281,7 +284,9 @@ def as_array(tokens) -> np.ndarray:
         raise ArgumentError("tokens", got, "token ids") from None
 
 
-def check_ids(tokens: np.ndarray, vocab_size: int, name="tokens") -> np.ndarray:
+def check_ids(
+    tokens: np.ndarray, vocab_size: int, name="tokens"
+) -> np.ndarray:
     """Check that token ids are below the vocabulary size; return them."""
     if not tokens.size:
         return tokens.astype(np.int64)
@@ -293,8 +298,10 @@ def check_ids(tokens: np.ndarray, vocab_size: int, name="tokens") -> np.ndarray:
     return tokens
 
 # %% ../nbs/14_corpora.ipynb #0d7ed810
-def text_of_ids(tokens, vocabulary: list[bytes], separator: bytes = b"") -> str:
-    """The text that the tokens of one sequence spell, shape (n,) or (1, n)."""
+def text_of_ids(
+    tokens, vocabulary: list[bytes], separator: bytes = b""
+) -> str:
+    """The text that one sequence of tokens spells, (n,) or (1, n)."""
     tokens = as_array(tokens)
     single = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
     want = "one sequence: decode each row of a batch"
@@ -305,7 +312,7 @@ def text_of_ids(tokens, vocabulary: list[bytes], separator: bytes = b"") -> str:
 
 
 def bytes_of_ids(tokens, sizes: np.ndarray) -> int:
-    """The bytes that tokens spell, given those of each; −100 is no token."""
+    """The bytes that tokens spell, from those of each; −100 is none."""
     flat, total = as_array(tokens).ravel(), 0
     for start in range(0, len(flat), 2**24):  # a memory map is not read at once
         chunk = flat[start : start + 2**24]
@@ -314,6 +321,7 @@ def bytes_of_ids(tokens, sizes: np.ndarray) -> int:
     return total
 
 # %% ../nbs/14_corpora.ipynb #0d7ed812
+#| code-fold: true
 class Described:
     """What a corpus says of itself, in its ``manifest``."""
 
@@ -354,29 +362,17 @@ class Described:
         check(split=(split, one_of(*SPLITS)))
         return self.manifest["splits"][split]["bytes"]
 
-# %% ../nbs/14_corpora.ipynb #0d7ed813
-@dataclass(frozen=True, eq=False)
-class Corpus(Described):
-    """A text as token ids: its ``folder`` and ``manifest``; the ``tokenizer``, with
-    a ``vocabulary`` (the bytes of each token id) and a method ``encode``; and for
-    each split a read-only array of shape (n,), uint16 or uint32."""
+# %% ../nbs/14_corpora.ipynb #06e02727
+#| code-fold: true
+class Spelling(Described):
+    """How the tokens of a corpus spell text: by its ``tokenizer``."""
 
-    folder: Path
-    manifest: dict
     tokenizer: object
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
 
     @property
     def vocabulary(self) -> list[bytes]:
         """The bytes of each token id."""
         return self.tokenizer.vocabulary
-
-    @cached_property
-    def token_bytes(self) -> np.ndarray:
-        """How many bytes each token id has, shape (vocab_size,)."""
-        return np.array([len(spelling) for spelling in self.vocabulary])
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, shape (n,); it alone needs ``tokenizers``."""
@@ -386,20 +382,42 @@ class Corpus(Described):
         """The text of one sequence; bytes that are not UTF-8 become U+FFFD."""
         return text_of_ids(tokens, self.vocabulary, self.separator)
 
+# %% ../nbs/14_corpora.ipynb #0d7ed813
+@dataclass(frozen=True, eq=False)
+class Corpus(Spelling):
+    """A text as token ids.
+
+    Its ``folder`` and ``manifest``; the ``tokenizer``, with a ``vocabulary`` (the
+    bytes of each token id) and a method ``encode``; and for each split a read-only
+    array of shape (n,), uint16 or uint32.
+    """
+
+    folder: Path
+    manifest: dict
+    tokenizer: object
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        """How many bytes each token id has, shape (vocab_size,)."""
+        return np.array([len(spelling) for spelling in self.vocabulary])
+
     def n_bytes(self, tokens: np.ndarray) -> int:
-        """The bytes that tokens spell, without targets of −100, which do not score."""
+        """The bytes that tokens spell; targets of −100 do not score."""
         return bytes_of_ids(tokens, self.token_bytes)
 
     def scored_bytes(self, split: str) -> int:
-        """The bytes to divide by for all tokens of a split but the first."""
+        """The bytes to divide by for a split's tokens but the first."""
         if self.lossless:
             return self.n_bytes(getattr(self, split)[1:])
         return self.text_bytes(split)
 
 # %% ../nbs/14_corpora.ipynb #dce8b261
 class Batch(NamedTuple):
-    """Token ids in and out, each int64 of shape (B, T); ``targets`` is the text
-    one token on, and −100 where it is not scored."""
+    """Token ids in and out, each int64 of shape (B, T); ``targets`` is the
+    text one token on, and −100 where it is not scored."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
@@ -417,9 +435,9 @@ class PackedBatch(NamedTuple):
 
 
 def pack_documents(batch: Batch, end: int) -> PackedBatch:
-    """Return windows with the documents in them, each of which ends with the
-    token ``end``: the next token is not a target and begins a document with its
-    own number.
+    """Return windows with the documents in them, each of which ends with
+    the token ``end``: the next token is not a target and begins a document
+    with its own number.
 
     Parameters
     ----------
@@ -439,7 +457,7 @@ def _check_tokens(tokens) -> np.ndarray:
     flat = tokens.ndim == 1 and np.issubdtype(tokens.dtype, np.integer)
     got = f"dtype {tokens.dtype}, shape {tokens.shape}"
     require(flat, "tokens", got, "token ids of shape (n,)")
-    # The memory map of a corpus is not read: its dtype holds token ids only.
+    # A corpus's memory map is not read: its dtype holds token ids only.
     if tokens.size and not np.can_cast(tokens.dtype, np.uint32):
         low, high = tokens.min(), tokens.max()
         got, want = f"numbers from {low} to {high}", "token ids, 0 or more"
@@ -460,8 +478,17 @@ def _order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.RandomState([seed, epoch]).permutation(n_windows)
 
 # %% ../nbs/14_corpora.ipynb #dce8b263
-class TokenStream:
-    """An endless iterator of training batches in an order that the seed decides.
+#| code-fold: true
+def _check_stream(n_tokens: int, length, batch_size, seed, step) -> None:
+    """Check the arguments of a `TokenStream`."""
+    check(length=(length, COUNT), batch_size=(batch_size, COUNT))
+    check(seed=(seed, SEED), step=(step, SEED))
+    want = f"at least length + 1 = {int(length) + 1}"
+    require(n_tokens > length, "tokens", f"{n_tokens} tokens", want)
+
+# %% ../nbs/14_corpora.ipynb #98f4c2b2
+class TokenStream(Iterator[Batch]):
+    """An endless iterator of training batches; the seed decides the order.
 
     Each epoch has every window of ``length`` of the ``tokens``, shape (n,), once,
     in an order of its own; less than a window at the end is not used. A batch may
@@ -470,13 +497,10 @@ class TokenStream:
 
     def __init__(self, tokens, length, batch_size, seed, step=0):
         self.tokens = _check_tokens(tokens)
-        check(length=(length, COUNT), batch_size=(batch_size, COUNT))
-        check(seed=(seed, SEED), step=(step, SEED))
+        _check_stream(len(self.tokens), length, batch_size, seed, step)
         self.length, self.batch_size = int(length), int(batch_size)
         self.seed, self.step = int(seed), int(step)
         self.n_windows = (len(self.tokens) - 1) // self.length
-        want = f"at least length + 1 = {self.length + 1}"
-        require(self.n_windows > 0, "tokens", f"{len(tokens)} tokens", want)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -484,7 +508,7 @@ class TokenStream:
         return max(1, self.n_windows // self.batch_size)
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, 0 or more, each of shape (batch_size, length)."""
+        """The batch of a step from 0 on, each (batch_size, length)."""
         check(step=(step, LENGTH))
         places = np.arange(self.batch_size) + int(step) * self.batch_size
         windows = []
@@ -492,9 +516,6 @@ class TokenStream:
             windows.append(_order(self.n_windows, self.seed, int(epoch))[i])
         starts = self.length * np.array(windows)
         return _windows(self.tokens, starts, self.length)
-
-    def __iter__(self) -> "TokenStream":
-        return self
 
     def __next__(self) -> Batch:
         batch = self.batch(self.step)
@@ -534,7 +555,9 @@ def sequential_windows(
     token once" of chapter 14.
     """
     tokens = _check_tokens(tokens)
-    require(len(tokens) > 1, "tokens", f"{len(tokens)} tokens", "at least 2")
+    require(
+        len(tokens) > 1, "tokens", f"{len(tokens)} tokens", "at least 2"
+    )
     check(length=(length, COUNT), batch_size=(batch_size, COUNT))
     want = f"an integer from 0 to {length - 1}"
     check(context=(context, integer(want, lambda x: 0 <= x < length)))
@@ -560,18 +583,22 @@ def _sequential(tokens, length, context, batch_size) -> Iterator[Batch]:
 
 # %% ../nbs/14_corpora.ipynb #b16a0002
 def _pairs_of(tokens: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
-    """Each two neighbours as one number; a memory map is not read at once."""
+    """Each two neighbours as one number, without reading all at once."""
     for start in range(0, len(tokens) - 1, 2**22):
         part = tokens[start : start + 2**22 + 1]
         yield part[:-1].astype(np.int64) * vocab_size + part[1:]
 
 
-def _count_pairs(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, ...]:
+def _count_pairs(
+    tokens: np.ndarray, vocab_size: int
+) -> tuple[np.ndarray, ...]:
     """The pairs that occur, in order, and how often each does."""
     pairs, counts = np.empty(0, np.int64), np.empty(0)
     for part in _pairs_of(tokens, vocab_size):
         found, n = np.unique(part, return_counts=True)
-        pairs, place = np.unique(np.append(pairs, found), return_inverse=True)
+        pairs, place = np.unique(
+            np.append(pairs, found), return_inverse=True
+        )
         counts = np.bincount(place, np.append(counts, n))
     return pairs, counts
 
@@ -584,9 +611,11 @@ def _check_text(name: str, tokens, vocab_size: int) -> np.ndarray:
     return tokens
 
 # %% ../nbs/14_corpora.ipynb #b16a0012
-def bigram_loss(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> float:
-    """Return the loss of a bigram model, nats per token of valid but the first:
-    a baseline for language models.
+def bigram_loss(
+    train: np.ndarray, valid: np.ndarray, vocab_size: int
+) -> float:
+    """Return the loss of a bigram model, nats per token of valid but the
+    first: a baseline for language models.
 
     Parameters
     ----------

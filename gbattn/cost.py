@@ -32,8 +32,8 @@ from .twicing import TwicingAttention
 
 # %% ../nbs/10_cost.ipynb #9c5beef8
 def count_flops(call: Callable, *args, **options) -> int:
-    """Make the call and return the FLOPs of its matrix products, as torch counts
-    them.
+    """Make the call and return the FLOPs of its matrix products, as torch
+    counts them.
 
     Parameters
     ----------
@@ -62,15 +62,17 @@ def count_flops(call: Callable, *args, **options) -> int:
             *shapes[:4]
         ),
     }
-    with torchs.FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+    with torchs.FlopCounterMode(
+        display=False, custom_mapping=formulas
+    ) as counter:
         call(*args, **options)
     return counter.get_total_flops()
 
 # %% ../nbs/10_cost.ipynb #d17fa663
 @dataclass(frozen=True)
 class Cost:
-    """What a computation costs, by count. Costs add up, and n layers cost ``n *
-    cost``.
+    """What a computation costs, by count. Costs add up, and n layers cost
+    ``n * cost``.
 
     Parameters
     ----------
@@ -138,7 +140,8 @@ def _check_call(T, context, past, batch_size, causal, count_masked) -> None:
 def linear_cost(
     inputs: int, outputs: int, rows: int, *, bias: bool = True, itemsize: int = 4
 ) -> Cost:
-    """Return the cost of one product with a learned matrix, ``torch.nn.Linear``.
+    """Return the cost of one product with a learned matrix,
+    ``torch.nn.Linear``.
 
     Parameters
     ----------
@@ -161,7 +164,9 @@ def linear_cost(
     -----
     Source: Theorem "What a layer multiplies" of chapter 10.
     """
-    check(inputs=(inputs, COUNT), outputs=(outputs, COUNT), rows=(rows, COUNT))
+    check(
+        inputs=(inputs, COUNT), outputs=(outputs, COUNT), rows=(rows, COUNT)
+    )
     check(bias=(bias, FLAG), itemsize=(itemsize, _ITEMSIZE))
     weights = inputs * outputs + bias * outputs
     return Cost(
@@ -293,8 +298,9 @@ COUNTS: dict[type, Callable[[AttentionSizes], Parts]] = {}
 
 # %% ../nbs/10_cost.ipynb #9d55f5c7
 def counts(layer: type) -> Callable:
-    """Return a decorator that registers a function, from `AttentionSizes` to a dict of
-    costs by part, as the count of a layer class, but not of classes derived from it.
+    """Return a decorator that registers a function, from `AttentionSizes`
+    to a dict of costs by part, as the count of a layer class, but not of
+    classes derived from it.
 
     Notes
     -----
@@ -413,8 +419,8 @@ def attention_parts(
     count_masked: bool = True,
     itemsize: int = 4,
 ) -> Parts:
-    """Return the cost of a layer by its parts: ``projections``, ``attention``,
-    ``gate`` and ``elementwise``.
+    """Return the cost of a layer by its parts: ``projections``,
+    ``attention``, ``gate`` and ``elementwise``.
 
     Takes the arguments of `attention_cost`, which returns the sum of these parts and
     the cache.
@@ -493,7 +499,9 @@ def attention_cost(
     are a lower bound: its inputs and output. Source: chapter 10.
     """
     options = dict(context=context, past=past, batch_size=batch_size)
-    options |= dict(causal=causal, count_masked=count_masked, itemsize=itemsize)
+    options |= dict(
+        causal=causal, count_masked=count_masked, itemsize=itemsize
+    )
     parts = attention_parts(layer, T, **options)
     cache = 0
     if context is None:
@@ -563,7 +571,7 @@ def count_traffic_bytes(call: Callable, *args, **options) -> int:
 
 
 def count_kernels(call: Callable, *args, **options) -> int:
-    """Make the call and return the number of operations it dispatches, views aside.
+    """Make the call; return the operations it dispatches, views aside.
 
     Parameters
     ----------
@@ -584,15 +592,15 @@ def count_kernels(call: Callable, *args, **options) -> int:
 
 # %% ../nbs/10_cost.ipynb #16dc9a9f
 class Machine(NamedTuple):
-    """``flops``, FLOPs per second in matrix products, and ``bandwidth``, bytes per
-    second to and from memory."""
+    """``flops``, FLOPs per second in matrix products, and ``bandwidth``,
+    bytes per second to and from memory."""
 
     flops: float
     bandwidth: float
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that a call takes, with all that it starts on a GPU."""
+    """Return the seconds of a call, with all that it starts on a GPU."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter()
@@ -608,8 +616,8 @@ def measure_machine(
     size: int = 1024,
     runs: int = 5,
 ) -> Machine:
-    """Measure what a machine can do: a product of two square matrices, and a sum of
-    two long vectors.
+    """Measure what a machine can do: a product of two square matrices, and
+    a sum of two long vectors.
 
     Parameters
     ----------
@@ -663,14 +671,17 @@ def roofline_seconds(cost: Cost, machine: Machine) -> float:
     """
     require(isinstance(cost, Cost), "cost", type(cost).__name__, "a Cost")
     good = isinstance(machine, Machine) and min(machine) > 0
-    require(good, "machine", repr(machine), "a Machine, of positive numbers")
+    require(
+        good, "machine", repr(machine), "a Machine, of positive numbers"
+    )
     return max(
-        cost.forward_flops / machine.flops, cost.traffic_bytes / machine.bandwidth
+        cost.forward_flops / machine.flops,
+        cost.traffic_bytes / machine.bandwidth,
     )
 
 # %% ../nbs/10_cost.ipynb #f32bd278
 def count_saved_bytes(call: Callable, *args, **options) -> int:
-    """Make the call and return the bytes that autograd saves for a backward pass.
+    """Make the call; return the bytes that autograd saves for backward.
 
     Parameters
     ----------
@@ -697,6 +708,8 @@ def count_saved_bytes(call: Callable, *args, **options) -> int:
             storages[storage._cdata] = storage  # on meta all have the address 0
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        pack, lambda tensor: tensor
+    ):
         call(*args, **options)
     return sum(storage.nbytes() for storage in storages.values())

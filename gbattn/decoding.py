@@ -91,9 +91,9 @@ def _accept(p, h, proposed):
 def _speculate(
     model: SequenceReader, draft: SequenceReader, tokens, u, accept: Callable
 ) -> tuple:
-    """The next tokens (B, n) from numbers u (B, n, 3), whether each was accepted, and
-    whether the logits were finite. The text is these up to and including the first
-    rejected."""
+    """The next tokens (B, n) from numbers u (B, n, 3), whether each was
+    accepted, and whether the logits were finite. The text is these up to
+    and including the first rejected."""
     guesses, n = [], u.shape[1]
     for i in range(n):
         guesses.append(draft(tokens, 1))
@@ -271,8 +271,8 @@ def emitted_law(
 def lifted_probability(
     q: torch.Tensor, delta: float, *, taylor: bool = False
 ) -> torch.Tensor:
-    """Return the largest probability γ that a token of probability q can have under a
-    law h with KL(h‖q) ≤ δ.
+    """Return the largest probability γ that a token of probability q can
+    have under a law h with KL(h‖q) ≤ δ.
 
     Parameters
     ----------
@@ -326,8 +326,8 @@ def accept_constrained(
     delta: float,
     taylor: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept as if q were the law within δ nats of q under which the proposal is most
-    probable, the rule Cactus; ``delta=0`` is exact.
+    """Accept as if q were the law within δ nats of q under which the
+    proposal is most probable, the rule Cactus; ``delta=0`` is exact.
 
     Parameters
     ----------
@@ -357,8 +357,8 @@ def accept_typical(
     threshold: float = 0.09,
     alpha: float = 0.3,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept a proposal if its probability under q is above min(threshold, alpha ·
-    exp(−H(q))), else draw from q: typical acceptance.
+    """Accept a proposal if its probability under q is above min(threshold,
+    alpha · exp(−H(q))), else draw from q: typical acceptance.
 
     Parameters
     ----------
@@ -383,8 +383,9 @@ def accept_typical(
 def clipped_law(
     p: torch.Tensor, q: torch.Tensor, spread: float
 ) -> torch.Tensor:
-    """Return min{max{p, c q}, c exp(spread) q}, with the c for which it sums to 1: of
-    all laws h with the same overlap Σ min(p, h) with p, the one of least KL(h‖q).
+    """Return min{max{p, c q}, c exp(spread) q}, with the c for which it
+    sums to 1: of all laws h with the same overlap Σ min(p, h) with p, the
+    one of least KL(h‖q).
 
     Parameters
     ----------
@@ -421,8 +422,8 @@ def clipped_law(
 def accept_clipped(
     p: torch.Tensor, q: torch.Tensor, proposed: torch.Tensor, *, spread: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept so that the law of what is written is `clipped_law`, the best for one
-    step; ``spread=0`` is exact.
+    """Accept so that the law of what is written is `clipped_law`, the best
+    for one step; ``spread=0`` is exact.
 
     Notes
     -----

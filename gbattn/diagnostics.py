@@ -131,8 +131,8 @@ def stopped(round: int = 0) -> Edit:
 
 
 def without_round(round: int) -> Edit:
-    """Return the edit that removes from the last estimate what one round adds; later
-    rounds still read it."""
+    """Return the edit that removes from the last estimate what one round
+    adds; later rounds still read it."""
 
     def edit(layer, inputs):
         rounds = rounds_of(layer, inputs)
@@ -143,7 +143,8 @@ def without_round(round: int) -> Edit:
 
 
 def with_gates(gates: list[torch.Tensor]) -> Edit:
-    """Return the edit that replaces the gate of each correction by constants, (D,)."""
+    """Return the edit that replaces the gate of each correction by
+    constants, (D,)."""
 
     def edit(layer, inputs):
         first, *others = rounds_of(layer, inputs)
@@ -165,10 +166,11 @@ def token_losses(model: LanguageModel, batch: Batch) -> torch.Tensor:
 
 # %% ../nbs/19_diagnosis.ipynb #cb0fa363
 class Step(NamedTuple):
-    """A correction at work: the ``estimate`` F that it is added to, δ = ``delta``, the
-    ``gradient`` u of the summed loss at F in the features that δ changes at some token,
-    r = x − F as the ``residual``, ``twicing``'s step if the layer has one, each
-    (B, T, D); and the ``losses`` (B, T) of the model whose layer stops at F."""
+    """A correction at work: the ``estimate`` F that it is added to, δ =
+    ``delta``, the ``gradient`` u of the summed loss at F in the features
+    that δ changes at some token, r = x − F as the ``residual``,
+    ``twicing``'s step if the layer has one, each (B, T, D); and the
+    ``losses`` (B, T) of the model whose layer stops at F."""
 
     estimate: torch.Tensor
     delta: torch.Tensor
@@ -181,7 +183,7 @@ class Step(NamedTuple):
 def step_of(
     model: LanguageModel, batch: Batch, layer: int, round: int = 1
 ) -> Step:
-    """Return what one correction does and what the loss asks for (`descent`)."""
+    """Return what a correction does and the loss asks for (`descent`)."""
     found = {}
 
     def stop(attention, inputs):
@@ -190,24 +192,18 @@ def step_of(
             want = f"from 1 to {len(rounds) - 1}"
             require(round < len(rounds), "round", round, want)
             F, A = rounds[round - 1].estimate, rounds[0].weights
-            whole = (
-                A.shape[1] == attention.n_heads
-            )  # halves of heads have no twicing
-            found["twicing"] = (
-                twicing_step(attention, inputs, A) if whole else None
-            )
+            whole = A.shape[1] == attention.n_heads  # halves have no twicing
+            step = twicing_step(attention, inputs, A) if whole else None
         F = F.clone().requires_grad_()
         found.update(F=F, delta=rounds[round].estimate - F.detach())
-        found["r"] = (inputs.x - F).detach()
+        found.update(r=(inputs.x - F).detach(), twicing=step)
         return F
 
     with torch.enable_grad(), edited(model, {layer: stop}):
         losses = token_losses(model, batch)
         (u,) = torch.autograd.grad(losses.sum(), found["F"])
     F, delta, r = found["F"].detach(), found["delta"].detach(), found["r"]
-    used = delta.flatten(0, 1).any(
-        0
-    )  # half of the heads fill half of the features
+    used = delta.flatten(0, 1).any(0)  # half of the heads: half of the features
     return Step(F, delta, u * used, r, found["twicing"], losses.detach())
 
 # %% ../nbs/19_diagnosis.ipynb #cb0fa364
@@ -259,10 +255,7 @@ def descent(
         entries = dict(cosine=cosine, first_order=slope, change=change)
         return {f"{prefix}{name}": x for name, x in entries.items()}
 
-    order = torch.randperm(F.shape[0] * F.shape[1], generator=generator)
-    elsewhere = delta.flatten(0, 1)[order.to(F.device)].view_as(delta)
-    noise = torch.randn(F.shape, generator=generator).to(F)
-    controls = dict(shuffled=elsewhere, random=noise, gradient=-u)
+    controls = _random_steps(delta, generator) | dict(gradient=-u)
     if twicing is not None:
         controls["twicing"] = twicing
     used, result = delta.flatten(0, 1).any(0), outcome("", delta)
@@ -274,6 +267,14 @@ def descent(
 
 # %% ../nbs/19_diagnosis.ipynb #cb0fa362
 #| code-fold: true
+def _random_steps(delta: torch.Tensor, generator) -> dict[str, torch.Tensor]:
+    """The steps (B, T, D) of other tokens, and random ones."""
+    order = torch.randperm(delta[..., 0].numel(), generator=generator)
+    elsewhere = delta.flatten(0, 1)[order.to(delta.device)].view_as(delta)
+    noise = torch.randn(delta.shape, generator=generator).to(delta)
+    return dict(shuffled=elsewhere, random=noise)
+
+
 def rescaled(direction: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """A direction with the norm that the step has at each token, (B, T, D)."""
     tiny = torch.finfo(step.dtype).tiny
@@ -298,7 +299,7 @@ SOURCES = ("other", "mean", "zero")
 
 
 def replacement(F: torch.Tensor, source: str) -> torch.Tensor:
-    """Return an estimate without what it says of its own window (`patched`)."""
+    """Return an estimate without what its own window said (`patched`)."""
     if source == "other":
         return F.roll(len(F) // 2, 0)
     if source == "mean":
@@ -368,19 +369,15 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
         key at this place gets from the queries from here on, over what it would get
         if each attended uniformly (NaN for the last 16 places).
     """
-    check_tensor(
-        "weights", weights, "B H T S", dtype=FLOATING, positive="T"
-    )
+    check_tensor("weights", weights, "B H T S", dtype=FLOATING, positive="T")
     T, S = weights.shape[-2:]
-    require(
-        S == T, "weights", f"{T} queries and {S} keys", "as many of both"
-    )
+    got, want = f"{T} queries and {S} keys", "as many of both"
+    require(S == T, "weights", got, want)
     entropy = torch.special.entr(weights).sum(-1)  # (B, H, T)
     own = weights.diagonal(dim1=-2, dim2=-1)
     previous = nnf.pad(weights.diagonal(-1, -2, -1), (1, 0), value=math.nan)
-    uniform = 1 / torch.arange(
-        1, T + 1, device=weights.device, dtype=weights.dtype
-    )
+    like = dict(device=weights.device, dtype=weights.dtype)
+    uniform = 1 / torch.arange(1, T + 1, **like)
     received = weights.sum(-2) / uniform.flip(0).cumsum(0).flip(0)
     received[..., max(1, T - 16) :] = math.nan
     found = dict(
@@ -388,27 +385,26 @@ def head_scores(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     )
     return {name: x.transpose(1, 2) for name, x in found.items()}
 
-
+# %% ../nbs/19_diagnosis.ipynb #34d32d9b
 def divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return the Jensen–Shannon distance, the root of the divergence, of attention
-    weights (B, H, T, S), for each query and head, (B, T, H): 0 where both are the same,
-    1 where no key has weight in both.
+    """Return the Jensen–Shannon distance, the root of the divergence, of
+    attention weights (B, H, T, S).
+
+    For each query and head, (B, T, H): 0 where both are the same, 1 where no key has
+    weight in both.
     """
     check_tensor("first", first, "B H T S", dtype=FLOATING)
     check_tensor("second", second, "B H T S", dtype=FLOATING)
     got, want = tuple(second.shape), f"{tuple(first.shape)}, as the first"
     require(second.shape == first.shape, "second", f"shape {got}", want)
     entropy = lambda A: torch.special.entr(A).sum(-1)
-    apart = (
-        entropy((first + second) / 2)
-        - (entropy(first) + entropy(second)) / 2
-    )
+    apart = entropy((first + second) / 2) - (entropy(first) + entropy(second)) / 2
     return (apart.clamp(min=0) / math.log(2)).sqrt().transpose(1, 2)
 
 # %% ../nbs/19_diagnosis.ipynb #d3e60b7a
 @contextmanager
 def observed(model: LanguageModel) -> Iterator[list[tuple]]:
-    """Gather layer, inputs and rounds of each layer, of a pass while this lasts."""
+    """Gather layer, inputs and rounds of each layer while this lasts."""
     found = []
 
     def note(layer, inputs):
@@ -420,7 +416,7 @@ def observed(model: LanguageModel) -> Iterator[list[tuple]]:
 
 
 def trace(model: LanguageModel, tokens: torch.Tensor) -> list[list[Round]]:
-    """Return the rounds of each layer (`rounds_of`) for these tokens (B, T)."""
+    """Return each layer's rounds (`rounds_of`) for tokens (B, T)."""
     with observed(model) as found:
         model(tokens, logits_to_keep=1)
     return [rounds for _, _, rounds in found]
@@ -433,8 +429,8 @@ def induction_scores(
     sequences: int = 16,
     seed: int = 0,
 ) -> list[list[list[float]]]:
-    """Return the mean attention to the token after the earlier occurrence, in random
-    sequences that are repeated once.
+    """Return the mean attention to the token after the earlier occurrence,
+    in random sequences that are repeated once.
 
     Parameters
     ----------
@@ -477,8 +473,9 @@ def induction_scores(
 
 # %% ../nbs/19_diagnosis.ipynb #e5aca5c3
 def effective_rank(matrix: torch.Tensor) -> float:
-    """Return exp of the entropy of a matrix's singular values, as shares of their sum:
-    how many directions it has, n if n directions share it equally; 0 for a zero matrix.
+    """Return exp of the entropy of a matrix's singular values, as shares of
+    their sum: how many directions it has, n if n directions share it
+    equally; 0 for a zero matrix.
 
     For a covariance (D, D), or for a cloud of points about their mean (N, D), whose
     singular values are the square roots of the same numbers, so its rank is larger.
@@ -493,7 +490,7 @@ def effective_rank(matrix: torch.Tensor) -> float:
         return 0.0
     return float(torch.special.entr(sizes / sizes.sum()).sum().exp())
 
-
+# %% ../nbs/19_diagnosis.ipynb #fb67e8f0
 def hull_distance(
     outputs: torch.Tensor, values: torch.Tensor, *, steps: int = 300
 ) -> torch.Tensor:
@@ -515,16 +512,12 @@ def hull_distance(
     """
     check_tensor("outputs", outputs, "N K", dtype=FLOATING)
     N, K = outputs.shape
-    check_tensor(
-        "values", values, "N S K", N=N, K=K, positive="S", of="outputs"
-    )
+    sizes = dict(N=N, K=K, positive="S", of="outputs")
+    check_tensor("values", values, "N S K", **sizes)
     check(steps=(steps, COUNT))
     shifted = values - outputs[:, None]  # (N, S, K)
-    rate = (
-        torch.linalg.matrix_norm(shifted, 2)
-        .square()[:, None]
-        .clamp(min=1e-30)
-    )
+    norm = torch.linalg.matrix_norm(shifted, 2)[:, None]
+    rate = norm.square().clamp(min=1e-30)
     alpha = torch.full_like(shifted[..., 0], 1 / values.shape[1])
     ahead, t = alpha, 1.0
     for _ in range(steps):

@@ -39,8 +39,8 @@ def _check_probabilities(
 # %% ../nbs/26_ecologies.ipynb #7942155a
 @dataclass(frozen=True, eq=False)
 class TaskEcology:
-    """World states, contexts drawn independently of them, and the law of the next
-    token for each pair.
+    """World states, contexts drawn independently of them, and the law of
+    the next token for each pair.
 
     Parameters
     ----------
@@ -70,7 +70,9 @@ class TaskEcology:
         check_tensor("laws", laws, "W C V", dtype=FLOATING, positive="W C V")
         _check_probabilities("laws", laws)
         like = dict(dtype=laws.dtype, device=laws.device, of="laws")
-        for name, letter, size in zip(("prior", "contexts"), "WC", laws.shape):
+        for name, letter, size in zip(
+            ("prior", "contexts"), "WC", laws.shape
+        ):
             if getattr(self, name) is None:
                 equal = laws.new_full((size,), 1 / size)
                 object.__setattr__(self, name, equal)
@@ -105,7 +107,9 @@ def _divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
 
 # %% ../nbs/26_ecologies.ipynb #e41aea65
-def cell_averages(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
+def cell_averages(
+    ecology: TaskEcology, encoding: torch.Tensor
+) -> torch.Tensor:
     """Return the average law of each cell, the best decoder of an encoding.
 
     Parameters
@@ -129,7 +133,9 @@ def cell_averages(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
     return torch.einsum("xw,wcv->xcv", shares, ecology.laws)
 
 
-def complexity(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
+def complexity(
+    ecology: TaskEcology, encoding: torch.Tensor
+) -> torch.Tensor:
     """Return the entropy of the cells, H(p(W)), in nats: one number.
 
     Parameters
@@ -233,8 +239,8 @@ def ecology_distance(
 def equivalence_classes(
     distance: torch.Tensor, tolerance: float = 0.0
 ) -> torch.Tensor:
-    """Return the encoding whose cells are chains of states, each within a tolerance
-    of the next: single linkage.
+    """Return the encoding whose cells are chains of states, each within a
+    tolerance of the next: single linkage.
 
     Parameters
     ----------
@@ -263,9 +269,11 @@ def equivalence_classes(
     return near.argmax(1).unique(return_inverse=True)[1]
 
 # %% ../nbs/26_ecologies.ipynb #4df151cb
-def quotient(ecology: TaskEcology, tolerance: float = 1e-12) -> torch.Tensor:
-    """Return the encoding of least complexity without excess: classes of states with
-    equal laws.
+def quotient(
+    ecology: TaskEcology, tolerance: float = 1e-12
+) -> torch.Tensor:
+    """Return the encoding of least complexity without excess: classes of
+    states with equal laws.
 
     Parameters
     ----------
@@ -289,7 +297,7 @@ def quotient(ecology: TaskEcology, tolerance: float = 1e-12) -> torch.Tensor:
 
 
 def partitions(n: int) -> torch.Tensor:
-    """Return all partitions of n states, one per row, int64 of shape (B, n).
+    """Return all partitions of n states, one per row, int64 (B, n).
 
     Parameters
     ----------
@@ -307,9 +315,11 @@ def partitions(n: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 # %% ../nbs/26_ecologies.ipynb #f6e5ef8c
-def split_thresholds(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tensor:
-    """Return, for each pair of cells, the price β* of complexity above which merging
-    them pays.
+def split_thresholds(
+    ecology: TaskEcology, encoding: torch.Tensor
+) -> torch.Tensor:
+    """Return, for each pair of cells, the price β* of complexity above
+    which merging them pays.
 
     Parameters
     ----------
@@ -333,7 +343,9 @@ def split_thresholds(ecology: TaskEcology, encoding: torch.Tensor) -> torch.Tens
     share = masses[:, None] / (masses[:, None] + masses)  # λ, (X, X)
     weight = share[..., None, None]
     centre = weight * averages[:, None] + (1 - weight) * averages
-    part = share * (_divergence(averages[:, None], centre) @ ecology.contexts)
+    part = share * (
+        _divergence(averages[:, None], centre) @ ecology.contexts
+    )
     cost = _entropy(torch.stack([share, 1 - share], dim=-1))
     return ((part + part.T) / cost).fill_diagonal_(torch.inf)
 
@@ -352,12 +364,14 @@ class Stage(NamedTuple):
     ) -> "Stage":
         """The stage of an encoding at a price."""
         excess = token_loss(ecology, encoding).excess.item()
-        return cls(beta, encoding, excess, complexity(ecology, encoding).item())
+        return cls(
+            beta, encoding, excess, complexity(ecology, encoding).item()
+        )
 
 # %% ../nbs/26_ecologies.ipynb #08714cdd
 def merge_path(ecology: TaskEcology) -> list[Stage]:
-    """Return the path from the quotient to one cell that merges, at each step, the pair
-    of cells with the lowest threshold.
+    """Return the path from the quotient to one cell that merges, at each
+    step, the pair of cells with the lowest threshold.
 
     Parameters
     ----------
@@ -408,7 +422,9 @@ def optimal_path(ecology: TaskEcology) -> list[Stage]:
     rows = partitions(len(ecology.prior)).to(ecology.laws.device)
     stages = [Stage.of(ecology, row, 0.0) for row in rows]
     while (last := path[-1]).complexity > 1e-9:
-        simpler = [s for s in stages if s.complexity < last.complexity - 1e-9]
+        simpler = [
+            s for s in stages if s.complexity < last.complexity - 1e-9
+        ]
         price = lambda s: (
             (s.excess - last.excess) / (last.complexity - s.complexity)
         )
@@ -417,8 +433,11 @@ def optimal_path(ecology: TaskEcology) -> list[Stage]:
     return path
 
 # %% ../nbs/26_ecologies.ipynb #2b205f9b
-def mix(first: TaskEcology, second: TaskEcology, share: float) -> TaskEcology:
-    """Return the ecology that draws its context from the second with probability a.
+def mix(
+    first: TaskEcology, second: TaskEcology, share: float
+) -> TaskEcology:
+    """Return the ecology that draws its context from the second with
+    probability a.
 
     Parameters
     ----------
@@ -437,14 +456,20 @@ def mix(first: TaskEcology, second: TaskEcology, share: float) -> TaskEcology:
     Source: Proposition "Another ecology" of chapter 26.
     """
     check(
-        first=(first, _ECOLOGY), second=(second, _ECOLOGY), share=(share, FRACTION)
+        first=(first, _ECOLOGY),
+        second=(second, _ECOLOGY),
+        share=(share, FRACTION),
     )
     W, _, V = first.laws.shape
-    like = dict(dtype=first.laws.dtype, device=first.laws.device, of="first")
+    like = dict(
+        dtype=first.laws.dtype, device=first.laws.device, of="first"
+    )
     check_tensor("second", second.laws, "W C V", W=W, V=V, **like)
     same = torch.equal(first.prior, second.prior)
     require(same, "second", "another prior", "that of first")
-    weights = torch.cat([(1 - share) * first.contexts, share * second.contexts])
+    weights = torch.cat(
+        [(1 - share) * first.contexts, share * second.contexts]
+    )
     return TaskEcology(
         torch.cat([first.laws, second.laws], 1), first.prior, weights
     )

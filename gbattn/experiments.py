@@ -132,8 +132,8 @@ class Arm:
 
     @property
     def fixes(self) -> set[str]:
-        """The fields in which it, or the arm that it is to equal, differs from the
-        experiment's."""
+        """The fields in which it, or the arm that it is to equal, differs
+        from the experiment's."""
         target = self.equal_to.fixes if self.equal_to else set()
         return target | {*self.model, *self.train}
 
@@ -390,7 +390,7 @@ def _shard_of(experiment: Experiment, k: int, n: int) -> list[PlannedRun]:
 def _model_of(
     experiment: Experiment, arm: Arm, varied: dict
 ) -> ModelConfig:
-    """Return the model of an arm, matched to the arm that it is to equal."""
+    """Return the model of an arm, matched to the arm it is to equal."""
     model = experiment.model | _fields_of(ModelConfig, varied) | arm.model
     config = ModelConfig(vocab_size=experiment.corpus.vocab_size, **model)
     if arm.equal_to is None:
@@ -511,9 +511,11 @@ def _check_rates_from(e: Experiment) -> None:
 
 # %% ../nbs/17_experiments.ipynb #5aaad4f6
 def tuned(experiment: Experiment, sweep: list[Record]) -> Experiment:
-    """Return the experiment with the learning rate of each arm from the records of
-    its sweep, and the size of an arm that is matched by time from the seconds that
-    the sweep's runs took. Without ``rates_from`` it is returned as it is.
+    """Return the experiment with the learning rate of each arm from the
+    records of its sweep.
+
+    And the size of an arm that is matched by time from the seconds that the sweep's
+    runs took. Without ``rates_from`` it is returned as it is.
     """
     if experiment.rates_from is None:
         return experiment
@@ -533,11 +535,11 @@ def tuned(experiment: Experiment, sweep: list[Record]) -> Experiment:
         experiment, arms=tuple(arms), rates_from=None, rate_of=""
     )
 
-
+# %% ../nbs/17_experiments.ipynb #d613a34c
 def untuned(experiment: Experiment, sweep: list[Record]) -> set[str]:
-    """Return the names of the arms whose learning rate, as `tuned` takes it, lies at
-    the edge of the grid of its sweep: no ordering of such an arm is decided.
-    """
+    """Return the names of the arms whose learning rate, as `tuned` takes
+    it, lies at the edge of the grid of its sweep: no ordering of such an
+    arm is decided."""
     if experiment.rates_from is None:
         return set()
     _check_sweep(experiment, sweep)
@@ -548,7 +550,7 @@ def untuned(experiment: Experiment, sweep: list[Record]) -> set[str]:
 def read_experiment(
     path: str | Path, catalogue: Mapping | None = None
 ) -> Experiment:
-    """Return the experiment that a TOML file describes, named after the file.
+    """Return the experiment in a TOML file, named after the file.
 
     The keys are the fields of `Experiment`, and ``extends``: an experiment of the
     catalogue or another file, by its path relative to this one (so is
@@ -579,8 +581,8 @@ def read_experiment(
 
 # %% ../nbs/17_experiments.ipynb #70fcb257
 def _inherited(path: Path, catalogue: Mapping | None) -> dict:
-    """Return the settings of a file, with those that it takes over from what it
-    extends."""
+    """Return the settings of a file, with those that it takes over from
+    what it extends."""
     found, arms = _read_table(path), {}
     if catalogue is not None:
         arms = tomllib.loads(

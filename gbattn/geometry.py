@@ -29,7 +29,7 @@ def _on_the_sphere(name: str, X: torch.Tensor) -> torch.Tensor:
 
 # %% ../nbs/28_geometry.ipynb #4c46cf66
 def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-    """Return the Procrustes distortion D of two sets of points, from 0 to 1.
+    """Return the Procrustes distortion D of two sets of points, 0 to 1.
 
     Parameters
     ----------
@@ -59,7 +59,9 @@ def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     check_tensor("X", X, "… n p", dtype=FLOATING, positive="n p")
     like = dict(n=X.shape[-2], dtype=X.dtype, device=X.device, of="X")
     check_tensor("Y", Y, "… n q", positive="q", **like)
-    require(X.shape[:-2] == Y.shape[:-2], "Y", tuple(Y.shape), "the batch of X")
+    require(
+        X.shape[:-2] == Y.shape[:-2], "Y", tuple(Y.shape), "the batch of X"
+    )
     width = max(X.shape[-1], Y.shape[-1])
     X, Y = (
         nnf.pad(_on_the_sphere(name, Z), (0, width - Z.shape[-1]))

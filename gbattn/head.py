@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REDUCTION', 'loss_by_rows', 'naming_ids', 'check_range', 'next_token_loss', 'loss_of_logits',
-           'next_token_probabilities', 'check_sampling', 'draw_token', 'draw_uniform', 'seed_of', 'SequenceReader',
+           'next_token_probabilities', 'check_sampling', 'draw_token', 'seed_of', 'draw_uniform', 'SequenceReader',
            'check_finite_logits', 'write_tokens', 'check_generation', 'check_room']
 
 # %% ../nbs/12a_head.ipynb #6e7c129b
@@ -45,12 +45,14 @@ from gbattn.ground.tensors import (
 def loss_by_rows(
     h: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, reduction: str
 ) -> torch.Tensor:
-    """Return the loss as `next_token_loss` does, in the form that costs least; nothing
-    is checked."""
+    """Return the loss of `next_token_loss`, in the form that costs least.
+
+    Nothing is checked.
+    """
     dtype = compute_dtype(h.device, h.dtype)
     rows = 256 if h.device.type == "cpu" else 2048
-    # By chunks, float16 would lose gradients before a scaler sees them, a tangent
-    # would be lost, and an exported length cut into chunks.
+    # By chunks, float16 would lose gradients before a scaler sees them, a
+    # tangent would be lost, and an exported length cut into chunks.
     able = dtype != torch.float16 and not torch.compiler.is_exporting()
     large = able and h.shape[0] * weight.shape[0] > 2**20
     large = large and not _has_tangent(h, weight)
@@ -63,12 +65,12 @@ def loss_by_rows(
             # Compiled code must allow it, or tracing fails.
             allow_retain_graph=torch.compiler.is_compiling(),
         )
-        return nnf.linear_cross_entropy(
-            h, weight, targets, reduction=reduction, options=options
-        )
+        how = dict(reduction=reduction, options=options)
+        return nnf.linear_cross_entropy(h, weight, targets, **how)
     return _loss_of_logits(nnf.linear(h, weight), targets, reduction)
 
-
+# %% ../nbs/12a_head.ipynb #49aa544b
+#| code-fold: true
 def _loss_of_logits(logits, targets, reduction):
     wide = logits.to(at_least_float32(logits.dtype))  # (N, V)
     return nnf.cross_entropy(wide, targets, reduction=reduction)
@@ -166,33 +168,26 @@ def next_token_loss(
 
 # %% ../nbs/12a_head.ipynb #17982d21
 class _LossByChunks(torch.autograd.Function):
-    """The loss in bfloat16, whose digits torch's ``linear_cross_entropy`` would lose:
-    products in half precision, loss and sums over chunks in single."""
+    """The loss in bfloat16, whose digits torch's own chunks would lose.
+
+    Products in half precision, loss and sums over chunks in single.
+    """
 
     @staticmethod
     def forward(ctx, h, weight, targets, reduction, rows):
-        of_h = torch.empty_like(h) if ctx.needs_input_grad[0] else None
-        of_weight = None  # of a frozen head
-        if ctx.needs_input_grad[1]:
-            of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for_h, for_weight, *_ = ctx.needs_input_grad
+        of_h = torch.empty_like(h) if for_h else None
+        of_weight = torch.zeros_like(weight).float() if for_weight else None
         total, scored = 0.0, targets != -100
         for start in range(0, h.shape[0], rows):
             part = slice(start, start + rows)
-            logits = nnf.linear(h[part], weight).float()  # (rows, V)
-            total = total + nnf.cross_entropy(
-                logits, targets[part], reduction="sum"
-            )
-            if any(
-                ctx.needs_input_grad
-            ):  # that of logits: probabilities − target
-                p = logits.softmax(-1)
-                hot = targets[part, None].clamp(min=0)
-                p.scatter_add_(1, hot, -torch.ones_like(hot, dtype=p.dtype))
-                p = (p * scored[part, None]).to(h.dtype)
-                if of_h is not None:
-                    of_h[part] = p @ weight
-                if of_weight is not None:
-                    of_weight += p.mT @ h[part]
+            logits, y = nnf.linear(h[part], weight).float(), targets[part]
+            total = total + nnf.cross_entropy(logits, y, reduction="sum")
+            p = _delta(logits, y).to(h.dtype) if for_h or for_weight else None
+            if for_h:
+                of_h[part] = p @ weight
+            if for_weight:
+                of_weight += p.mT @ h[part]
         count = scored.sum() if reduction == "mean" else torch.ones_like(total)
         ctx.save_for_backward(of_h, of_weight, count)
         return total / count
@@ -204,6 +199,14 @@ class _LossByChunks(torch.autograd.Function):
         share = gradient / count
         of = lambda x: None if x is None else (x * share).to(torch.bfloat16)
         return of(of_h), of(of_weight), None, None, None
+
+# %% ../nbs/12a_head.ipynb #c2c107cc
+def _delta(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The rows of Δ, probabilities − target; 0 if not scored."""
+    p = logits.softmax(-1)
+    hot = targets[:, None].clamp(min=0)
+    p.scatter_add_(1, hot, -torch.ones_like(hot, dtype=p.dtype))
+    return p * (targets != -100)[:, None]
 
 # %% ../nbs/12a_head.ipynb #f72925c7
 #| code-fold: true
@@ -224,7 +227,9 @@ def loss_of_logits(
     )
 
 # %% ../nbs/12a_head.ipynb #cc5baf55
-def _probabilities(logits, temperature, top_k, top_p, repetition_penalty, past):
+def _probabilities(
+    logits, temperature, top_k, top_p, repetition_penalty, past
+):
     """What `next_token_probabilities` returns; nothing is checked."""
     logits = logits.to(at_least_float32(logits.dtype))
     V = logits.shape[-1]
@@ -233,21 +238,21 @@ def _probabilities(logits, temperature, top_k, top_p, repetition_penalty, past):
     if temperature == 0:
         return nnf.one_hot(logits.argmax(-1), V).to(logits.dtype)
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-    # The largest becomes 0 first, and the temperature no smaller than the smallest
-    # number of the dtype, so that nothing overflows or divides by 0.
+    # The largest becomes 0 first, and the temperature no smaller than the
+    # smallest number of the dtype, so that nothing overflows or divides by
+    # 0.
     tiny = torch.finfo(ranked.dtype).tiny
     ranked = (ranked - ranked[..., :1]) / max(float(temperature), tiny)
     ranked = ranked[..., : top_k or V].softmax(-1)
     if top_p is not None and top_p < 1:  # a rounded sum reaches 1 too early
-        before = (
-            ranked.cumsum(-1) - ranked
-        )  # the share of the more probable ones
+        before = ranked.cumsum(-1) - ranked  # the share of the more probable
         ranked = ranked.masked_fill((before >= top_p) & (before > 0), 0)
         ranked = ranked / ranked.sum(-1, keepdim=True)
     order = order[..., : ranked.shape[-1]]
     return torch.zeros_like(logits).scatter(-1, order, ranked)
 
-
+# %% ../nbs/12a_head.ipynb #65b7b42c
+#| code-fold: true
 def _penalized(logits, past, penalty) -> torch.Tensor:
     """The logits, lower for tokens that have occurred; −100 is none."""
     V = logits.shape[-1]
@@ -324,20 +329,28 @@ def check_sampling(temperature, top_k, top_p, repetition_penalty) -> None:
     )
 
 # %% ../nbs/12a_head.ipynb #d29bc52e
-def draw_token(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Return the token (…) at which the cumulated probabilities (…, V) pass u (…)."""
+def draw_token(
+    probabilities: torch.Tensor, u: torch.Tensor
+) -> torch.Tensor:
+    """Return the token (…) where summed probabilities (…, V) pass u."""
     cumulated = probabilities.to(u.dtype).cumsum(-1)
-    passed = (
-        cumulated / cumulated[..., -1:] <= u[..., None]
-    )  # the last is 1, u < 1
-    return passed.sum(-1)
+    share = cumulated / cumulated[..., -1:]  # the last is 1, and u < 1
+    return (share <= u[..., None]).sum(-1)
 
 
+def seed_of(seed: int, name: str) -> int:
+    """Return a seed for a name, the same on every machine."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return int.from_bytes(digest[:4])
+
+# %% ../nbs/12a_head.ipynb #834d6434
 def draw_uniform(
     seed: int | list[int], B: int, steps: int, device: torch.device
 ) -> torch.Tensor:
-    """Return numbers from 0 up to 1, shape (B, steps), each row with a seed of its
-    own: from a list, or for each row another one from one seed."""
+    """Return numbers from 0 up to 1, (B, steps), each row with its seed.
+
+    From a list, or for each row another one from one seed.
+    """
     if isinstance(seed, list):
         got, want = f"{len(seed)} seeds", f"one for each of {B} sequences"
         require(len(seed) == B, "seed", got, want)
@@ -350,23 +363,17 @@ def draw_uniform(
     for row, (own, b) in zip(drawn, seeds):
         check(seed=(own, INTEGER))
         generator = torch.Generator().manual_seed(seed_of(own, f"sequence {b}"))
-        row.copy_(
-            torch.rand(steps, generator=generator, dtype=wide, device="cpu")
-        )
+        how = dict(generator=generator, dtype=wide, device="cpu")
+        row.copy_(torch.rand(steps, **how))
     return drawn.to(device)
-
-
-def seed_of(seed: int, name: str) -> int:
-    """Return a seed for a name, the same on every machine."""
-    return int.from_bytes(
-        hashlib.sha256(f"{seed} {name}".encode()).digest()[:4]
-    )
 
 # %% ../nbs/12a_head.ipynb #1cffb713
 class SequenceReader:
-    """A model that reads growing sequences, with or without caches: called with tokens
-    (B, S), it returns the probabilities (B, n, V) of what follows each of the last n,
-    and whether their logits are finite, (B, n)."""
+    """A model that reads growing sequences, with or without caches.
+
+    Called with tokens (B, S), it returns the probabilities (B, n, V) of what follows
+    each of the last n, and whether their logits are finite, (B, n).
+    """
 
     def __init__(self, model, prompt, lengths, room, cache, sampling) -> None:
         (B, self.T), self.model, self.sampling = prompt.shape, model, sampling
@@ -378,11 +385,11 @@ class SequenceReader:
             self.caches = model.make_caches(B, room, **options)
 
     def __call__(self, tokens: torch.Tensor, n: int) -> tuple:
-        S = tokens.shape[1]
-        new = tokens[:, self.n_read :]
+        new, S = tokens[:, self.n_read :], tokens.shape[1]
         options = S, new.shape[1], self.room or S
         places = _left_padded(self.lengths, self.T, *options)
-        logits = self.model(new, **places, cache=self.caches, logits_to_keep=n)
+        places |= dict(cache=self.caches, logits_to_keep=n)
+        logits = self.model(new, **places)
         if self.caches is not None:
             self.n_read = S
         penalty = self.sampling["repetition_penalty"]
@@ -425,6 +432,29 @@ def check_finite_logits(name: str, finite: torch.Tensor) -> None:
     require(bool(finite.all()), name, "logits that are not finite", want)
 
 # %% ../nbs/12a_head.ipynb #1aff8d60
+#| code-fold: true
+class _Endings:
+    """Which sequences of a batch have ended, and whether all logits were finite."""
+
+    def __init__(self, prompt: torch.Tensor, end: int | None) -> None:
+        self.end, kind = end, dict(dtype=torch.bool, device=prompt.device)
+        self.ended = torch.zeros(prompt.shape[0], 1, **kind)
+        self.finite = ~self.ended
+
+    def fill(self, new: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+        """The new tokens (B, 1), or the end where a sequence has ended."""
+        # Nothing is read before the end, as a GPU would wait for Python at each step.
+        self.finite = self.finite & (finite | self.ended)
+        if self.end is not None:
+            new = new.masked_fill(self.ended, self.end)
+            self.ended = self.ended | (new == self.end)
+        return new
+
+    def all_ended(self) -> bool:
+        """Whether nothing is left to write."""
+        return self.end is not None and bool(self.ended.all())
+
+# %% ../nbs/12a_head.ipynb #be462b2c
 def write_tokens(
     model,
     prompt: torch.Tensor,
@@ -437,31 +467,25 @@ def write_tokens(
     end: int | None = None,
     stream: Callable | None = None,
 ) -> torch.Tensor:
-    """Return the prompts (B, T) and what a model writes after them, token by token.
-    Arguments are those of `gbattn.language_model.LanguageModel.generate`, unchecked."""
-    B, T = prompt.shape
-    tokens, greedy = prompt, sampling["temperature"] == 0
+    """Return the prompts (B, T) and what a model writes after them.
+
+    Arguments are those of `gbattn.language_model.LanguageModel.generate`, unchecked.
+    """
+    (B, T), tokens = prompt.shape, prompt
     read = SequenceReader(model, prompt, lengths, T + count, cache, sampling)
     uniform = draw_uniform(seed, B, count, prompt.device)
-    ended = torch.zeros(B, 1, dtype=torch.bool, device=prompt.device)
-    finite = ~ended
+    greedy, endings = sampling["temperature"] == 0, _Endings(prompt, end)
     with eval_mode(model):
-        for step in range(count):
-            p, fine = read(tokens, 1)  # (B, 1, V)
-            u = uniform[:, step : step + 1]
+        for u in uniform.T[..., None]:  # (B, 1)
+            p, finite = read(tokens, 1)  # (B, 1, V)
             new = p.argmax(-1) if greedy else draw_token(p, u)
-            new = new.to(prompt.dtype)  # (B, 1)
-            # Read at the end only, as a GPU would wait for Python at each step.
-            finite = finite & (fine | ended)
-            if end is not None:
-                new = new.masked_fill(ended, end)
-                ended = ended | (new == end)
+            new = endings.fill(new.to(prompt.dtype), finite)  # (B, 1)
             tokens = torch.cat([tokens, new], dim=1)
             if stream is not None and stream(new) is True:
                 break
-            if end is not None and ended.all():
+            if endings.all_ended():
                 break
-    check_finite_logits("model", finite)
+    check_finite_logits("model", endings.finite)
     return tokens
 
 # %% ../nbs/12a_head.ipynb #7fc52cff

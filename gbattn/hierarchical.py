@@ -46,8 +46,10 @@ def _coarser(before, X, weights, odd):
     return sum(w * tap[..., :rows, :] for w, tap in zip(weights, taps))
 
 # %% ../nbs/29_hierarchical.ipynb #dbcbe4b9
-def causal_pyramid(X: torch.Tensor, filters: torch.Tensor) -> list[torch.Tensor]:
-    """Return the levels of a strided causal pyramid: X, and L − 1 coarser ones.
+def causal_pyramid(
+    X: torch.Tensor, filters: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return L levels of a strided causal pyramid, X and coarser ones.
 
     Row j of level l + 1 is Σ_k filters[l, k] ⊙ (row 2j − k of level l), with zeros
     before the start, so it depends on tokens up to 2^(l+1) j.
@@ -123,7 +125,9 @@ def lift_scores(
     -----
     Source: chapter 29.
     """
-    check(level=(level, LENGTH), past=(past, LENGTH), aligned=(aligned, FLAG))
+    check(
+        level=(level, LENGTH), past=(past, LENGTH), aligned=(aligned, FLAG)
+    )
     check(T=(T, COUNT), S=(S, COUNT))
     size = 2**level
     rows, columns = (past + T - 1) // size - past // size + 1, -(-S // size)
@@ -139,7 +143,7 @@ def lift_scores(
 
 # %% ../nbs/29_hierarchical.ipynb #5f2aa89d
 def pyramid_cost(levels: int) -> float:
-    """Return the number of scores of L levels over that of one, (4/3)(1 − 4^−L).
+    """Return the scores of L levels over those of one, (4/3)(1 − 4^−L).
 
     Parameters
     ----------
@@ -253,7 +257,7 @@ class _LevelOptions(_Levels):
 
 # %% ../nbs/29_hierarchical.ipynb #91c0a7b3
 def _products(layer, q, k) -> torch.Tensor:
-    """The scores of heads, with keys repeated for the queries that share them."""
+    """The scores of heads; keys are repeated for their queries."""
     wide = at_least_float32(q.dtype)
     k = repeat_heads(k, q.shape[1])
     with full_precision(q):
@@ -371,7 +375,7 @@ def _one_round_a_level(layer, inputs: AttentionInputs, scores, weights, allowed,
 # %% ../nbs/29_hierarchical.ipynb #3d30c731
 @register("hierarchical")
 class HierarchicalAttention(_LevelOptions):
-    """Attention whose scores are those of tokens and of blocks of 2, 4, … tokens.
+    """Attention with scores of tokens and of blocks of 2, 4, … tokens.
 
     out(F) with F = softmax(Σ_l λ_l P_l S_l P_lᵀ + mask) V for each head, where S_l =
     Q_l K_lᵀ/√K is made of level l of a `causal_pyramid` of x.
@@ -412,7 +416,7 @@ class HierarchicalAttention(_LevelOptions):
 
     @property
     def rounds(self) -> int:
-        """The attention calls of a pass, one for summed scores, else one per level."""
+        """The attention calls of a pass, one in all or one per level."""
         return 1 if self.combine == "scores" else self.levels
 
     def level_weights(self) -> torch.Tensor:

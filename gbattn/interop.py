@@ -22,8 +22,8 @@ from .layers import MultiHeadAttention, are_plain
 def from_torch(
     mha: nn.MultiheadAttention, kind: type = MultiHeadAttention, **options
 ) -> MultiHeadAttention:
-    """Return a layer with a copy of the weights of torch's own, and its dropout, dtype,
-    device and mode; frozen weights stay frozen.
+    """Return a layer with a copy of the weights of torch's own, and its
+    dropout, dtype, device and mode; frozen weights stay frozen.
 
     Parameters
     ----------
@@ -46,7 +46,9 @@ def from_torch(
     require(isinstance(mha, nn.MultiheadAttention), "mha", got, want)
     weight, bias, D = mha.in_proj_weight, mha.in_proj_bias, mha.embed_dim
     got = f"kdim = {mha.kdim}, vdim = {mha.vdim}"
-    require((mha.kdim, mha.vdim) == (D, D), "mha", got, f"both embed_dim = {D}")
+    require(
+        (mha.kdim, mha.vdim) == (D, D), "mha", got, f"both embed_dim = {D}"
+    )
     extended = mha.bias_k is not None or mha.add_zero_attn
     want = "neither: a key that is no token has no place here"
     require(not extended, "mha", "add_bias_kv or add_zero_attn", want)
@@ -67,8 +69,8 @@ def from_torch(
 
 # %% ../nbs/W_your_model.ipynb #f7804637
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
-    """Return torch's own layer with a copy of the weights, with ``batch_first=True``; an
-    error names what torch's does not have."""
+    """Return torch's own layer with a copy of the weights, with
+    ``batch_first=True``; an error names what torch's does not have."""
     linears = layer.query, layer.key, layer.value, layer.out
     for name, value, fits in (
         ("layer", type(layer).__name__, type(layer) is MultiHeadAttention),
@@ -279,18 +281,21 @@ class TorchAttention(_LikeTorch):
         return output if self.batch_first else output.transpose(0, 1), weights
 
 # %% ../nbs/W_your_model.ipynb #362a8c77
-def over_tensors(cache: StaticCache, tensors: dict[str, torch.Tensor]) -> StaticCache:
-    """Return a cache like this one whose length and buffers are these tensors."""
+def over_tensors(
+    cache: StaticCache, tensors: dict[str, torch.Tensor]
+) -> StaticCache:
+    """Return a cache like this one, over these tensors."""
     other = copy.copy(cache)
     other.length = tensors["length"]
     other.buffers = {name: tensors[name] for name in cache.buffers}
     other.pending, other.extended = {}, []
     return other
 
-
+# %% ../nbs/W_your_model.ipynb #63269fd3
 class DecodeStep(nn.Module):
-    """A step of decoding as a module: new tokens go in, what the layer or model returns
-    for them comes out, and the caches are buffers of the module.
+    """A step of decoding as a module, whose buffers are the caches.
+
+    New tokens go in, and what the layer or model returns for them comes out.
 
     Parameters
     ----------
@@ -310,10 +315,7 @@ class DecodeStep(nn.Module):
     def __init__(self, module: nn.Module, cache, **options) -> None:
         caches = cache if isinstance(cache, list) else [cache]
         for one in caches:
-            fits, want = (
-                isinstance(one, StaticCache),
-                "a StaticCache, or a list of them",
-            )
+            fits, want = isinstance(one, StaticCache), "a StaticCache, or a list of them"
             require(fits, "cache", type(one).__name__, want)
         super().__init__()
         self.module, self.options = module, options

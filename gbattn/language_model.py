@@ -114,15 +114,8 @@ def _settle(config: "ModelConfig") -> None:
     check_fields(config, _RULES)
     # NumPy's numbers are not for JSON, and a frozen config must not change with the
     # caller's dicts.
-    sizes = (
-        "vocab_size",
-        "max_length",
-        "d_model",
-        "n_layers",
-        "n_heads",
-        "d_ffn",
-    )
-    own = {name: getattr(config, name) for name in sizes}
+    sizes = "vocab_size max_length d_model n_layers n_heads d_ffn"
+    own = {name: getattr(config, name) for name in sizes.split()}
     own = {name: x if x is None else int(x) for name, x in own.items()}
     own |= {
         name: float(getattr(config, name)) for name in ("init_std", "dropout")
@@ -148,9 +141,8 @@ def _check_layer(config: "ModelConfig", layer: int) -> None:
         want = f"no {name!r}, which is the model's"
         require(name not in inner, "attention_options", repr(name), want)
     got = f"rotary={inner.get('rotary')}"
-    want = (
-        f"{'a base' if rotary else 'none'} with positions={config.positions!r}"
-    )
+    base = "a base" if rotary else "none"
+    want = f"{base} with positions={config.positions!r}"
     fits = (inner.get("rotary") is not None) == rotary
     require(fits, "attention_options", got, want)
     check(d_ffn=(options["d_ffn"], _RULES["d_ffn"]))
@@ -178,9 +170,31 @@ def _check_layer(config: "ModelConfig", layer: int) -> None:
     want = "a layer that can be causal, as a language model is"
     require(fits, "attention", repr(options["attention"]), want)
 
+# %% ../nbs/13_language_model.ipynb #625fb7df
+#| code-fold: true
+class _Described:
+    """What a config tells of itself."""
+
+    @property
+    def normalizes_last(self) -> bool:
+        """Whether the residual stream is normalised before the head."""
+        last = _block_options(self, self.n_layers - 1)["norm"]
+        return last != "post" if self.final_norm is None else self.final_norm
+
+    def to_dict(self) -> dict:
+        """Return the fields as JSON, for `from_dict`."""
+        return through_json("config", vars(self))
+
+    @classmethod
+    def from_dict(cls, fields_of: dict) -> "ModelConfig":
+        """Return the config with these fields, as `to_dict` gives them."""
+        check_keys("config", fields_of, tuple(x.name for x in fields(cls)))
+        require("vocab_size" in fields_of, "config", "no vocab_size", "one")
+        return cls(**fields_of)
+
 # %% ../nbs/13_language_model.ipynb #fe509497
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(_Described):
     """The shape of a language model.
 
     Parameters
@@ -246,23 +260,6 @@ class ModelConfig:
     overrides: dict = field(default_factory=dict, hash=False)
     __post_init__ = _settle
 
-    @property
-    def normalizes_last(self) -> bool:
-        """Whether the residual stream is normalised before the head."""
-        last = _block_options(self, self.n_layers - 1)["norm"]
-        return last != "post" if self.final_norm is None else self.final_norm
-
-    def to_dict(self) -> dict:
-        """Return the fields as JSON, for `from_dict`."""
-        return through_json("config", vars(self))
-
-    @classmethod
-    def from_dict(cls, fields_of: dict) -> "ModelConfig":
-        """Return the config with these fields, as `to_dict` gives them."""
-        check_keys("config", fields_of, tuple(x.name for x in fields(cls)))
-        require("vocab_size" in fields_of, "config", "no vocab_size", "one")
-        return cls(**fields_of)
-
 # %% ../nbs/13_language_model.ipynb #1aa2cba4
 def _block_options(config: ModelConfig, layer: int) -> dict:
     """The arguments of the block of this layer."""
@@ -273,6 +270,15 @@ def _block_options(config: ModelConfig, layer: int) -> dict:
         inner = {"rotary": base} | options["attention_options"]
         options["attention_options"] = inner
     return options | {"bias": config.bias}
+
+
+def _make_blocks(config: ModelConfig, **empty) -> nn.ModuleList:
+    """The blocks, from the first to the last."""
+    D, n_heads = config.d_model, config.n_heads
+    return nn.ModuleList(
+        Block(D, n_heads, **_block_options(config, layer), **empty)
+        for layer in range(config.n_layers)
+    )
 
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 class _Parts(nn.Module):
@@ -290,18 +296,13 @@ class _Parts(nn.Module):
         device = device_of_weights(device, dtype)
         super().__init__()
         self.config = config
-        D, V = config.d_model, config.vocab_size
+        D, V, T = config.d_model, config.vocab_size, config.max_length
         empty = dict(device="meta", dtype=dtype)  # nothing is drawn twice
         self.token_embedding = nn.Embedding(V, D, **empty)
         self.position_embedding = self.head = None
         if config.positions == "learned":
-            self.position_embedding = nn.Embedding(
-                config.max_length, D, **empty
-            )
-        self.blocks = nn.ModuleList(
-            Block(D, config.n_heads, **_block_options(config, layer), **empty)
-            for layer in range(config.n_layers)
-        )
+            self.position_embedding = nn.Embedding(T, D, **empty)
+        self.blocks = _make_blocks(config, **empty)
         self.final_norm = nn.Identity()
         if config.normalizes_last:
             self.final_norm = make_normalizer(config.normalizer, D, **empty)
@@ -311,14 +312,10 @@ class _Parts(nn.Module):
             self.to_empty(device=device)
             fill_empty(self, seed)
 
-    @property
-    def head_weight(self) -> torch.Tensor:
-        """The matrix (V, D) of the head."""
-        return (self.token_embedding if self.head is None else self.head).weight
-
 # %% ../nbs/13_language_model.ipynb #4392772c
 class _Call(NamedTuple):
-    """What a call of the model says of its tokens: see `LanguageModel.forward`."""
+    """What a call of the model says of its tokens: see
+    `LanguageModel.forward`."""
 
     mask: torch.Tensor | Callable | None = None
     padding: torch.Tensor | None = None
@@ -342,31 +339,26 @@ class ModelOutputs(NamedTuple):
     hidden_states: tuple[torch.Tensor, ...]
     traces: tuple[Trace, ...] | None
 
-
-def _logits(model, h: torch.Tensor) -> torch.Tensor:
-    """The logits (…, V) of a residual stream h (…, D); nothing is checked."""
-    h, weight = model.final_norm(h), model.token_embedding.weight
-    return nnf.linear(h, weight) if model.head is None else model.head(h)
-
 # %% ../nbs/13_language_model.ipynb #60444877
 def _residual_stream(model, tokens, call: _Call, states=None, traces=None):
-    """The residual stream after the last block, (B, T, D). What it is before each
-    block, and the traces, go into lists if there are any."""
+    """The residual stream after the last block, (B, T, D).
+
+    What it is before each block, and the traces, go into lists if there are any.
+    """
     caches = [None] * len(model.blocks) if call.cache is None else call.cache
     past = 0 if call.cache is None else caches[0].length
     mask, positions, angles = call.mask, call.positions, None
     if call.documents is not None:
         mask, positions = _pack(model, tokens, call, past)
     table = model.token_embedding
-    h = naming_ids(
-        "tokens", tokens, table.num_embeddings, table, tokens
-    )  # (B, T, D)
+    rows = "tokens", tokens, table.num_embeddings
+    h = naming_ids(*rows, table, tokens)  # (B, T, D)
     if model.position_embedding is not None:
         h = h + _position_vectors(model, tokens, positions, past)
         positions = None  # the blocks have no other
     h = nnf.dropout(h, model.config.dropout, model.training)
     said = None, True, mask, call.padding, positions, None, call.score_mod
-    of_all = AttentionCall(*said)  # of every block; each has a cache of its own
+    of_all = AttentionCall(*said)  # of every block; each has its own cache
     for block, cache in zip(model.blocks, caches):
         if states is not None:
             states.append(h)
@@ -404,8 +396,8 @@ def _position_vectors(model, tokens, positions, past: int) -> torch.Tensor:
 def _angles(
     layer, h, positions, past, last: RotaryAngles | None
 ) -> RotaryAngles:
-    """The angles of a layer's positions: the last ones, if it is like the layer that
-    they were computed for."""
+    """The angles of a layer's positions: the last ones, if it is like the
+    layer that they were computed for."""
     alike = last is not None
     alike = alike and (last.rotary, last.head_dim) == (
         layer.rotary,
@@ -414,6 +406,23 @@ def _angles(
     return last if alike else layer.rotary_positions(h, positions, past)
 
 # %% ../nbs/13_language_model.ipynb #54d6f70b
+def _logits(model, h: torch.Tensor) -> torch.Tensor:
+    """The logits (…, V) of a residual stream h (…, D), unchecked."""
+    h, weight = model.final_norm(h), model.token_embedding.weight
+    return nnf.linear(h, weight) if model.head is None else model.head(h)
+
+
+def _loss(model, h, targets, reduction: str) -> torch.Tensor:
+    """The loss of a residual stream (B, T, D), without logits if it can."""
+    if model.head is not None and not are_plain(model.head):
+        logits = _logits(model, h)
+        return loss_of_logits(logits, targets, reduction=reduction)
+    h, ids = model.final_norm(h).flatten(0, 1), targets.flatten()  # (B·T, D)
+    args = loss_by_rows, h, model.head_weight, ids, reduction
+    size = model.config.vocab_size
+    return naming_ids("targets", ids, size, *args, blank=-100)
+
+# %% ../nbs/13_language_model.ipynb #a240b287
 class _Passes(_Parts):
     """What a model computes."""
 
@@ -471,14 +480,7 @@ class _Passes(_Parts):
             h = h[:, -logits_to_keep:]
         if targets is None:
             return _logits(self, h)
-        ids, size = targets.flatten(), self.config.vocab_size
-        if self.head is not None and not are_plain(self.head):
-            return loss_of_logits(
-                _logits(self, h), targets, reduction=reduction
-            )
-        h = self.final_norm(h).flatten(0, 1)  # (B·T, D)
-        args = loss_by_rows, h, self.head_weight, ids, reduction
-        return naming_ids("targets", ids, size, *args, blank=-100)
+        return _loss(self, h, targets, reduction)
 
 # %% ../nbs/13_language_model.ipynb #2329f8e6
 #| code-fold: true
@@ -714,6 +716,11 @@ class LanguageModel(_Writing):
         check(seed=(seed, INTEGER))
         _draw_weights(self, seed)
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The matrix (V, D) of the head."""
+        return (self.token_embedding if self.head is None else self.head).weight
+
     def extra_repr(self) -> str:
         """The number of parameters."""
         return f"parameters={sum(p.numel() for p in self.parameters()):,}"
@@ -746,10 +753,8 @@ class LanguageModel(_Writing):
 # %% ../nbs/13_language_model.ipynb #13b26aa6
 def _draw_weights(model, seed: int) -> None:
     """Draw each weight from a generator that its name seeds."""
-    layers, std = (
-        [block.attention for block in model.blocks],
-        model.config.init_std,
-    )
+    layers = [block.attention for block in model.blocks]
+    std = model.config.init_std
     for name, module in model.named_modules():
         reset = getattr(type(module), "reset_parameters", None)
         if reset in (nn.Linear.reset_parameters, nn.Embedding.reset_parameters):
@@ -765,16 +770,12 @@ def _draw_weights(model, seed: int) -> None:
             elif own:
                 module.reset_parameters()
 
-
+# %% ../nbs/13_language_model.ipynb #a0f2f4e1
 @torch.no_grad()
 def _draw_matrix(weight: torch.Tensor, std: float, seed: int) -> None:
-    drawn = torch.randn(
-        weight.shape,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=torch.float32,
-        device="cpu",
-    )
-    weight.copy_(std * drawn)
+    generator = torch.Generator().manual_seed(seed)
+    how = dict(generator=generator, dtype=torch.float32, device="cpu")
+    weight.copy_(std * torch.randn(weight.shape, **how))
 
 # %% ../nbs/13_language_model.ipynb #07f72e84
 _FORMAT = "gbattn language model 2"
@@ -801,7 +802,9 @@ def _load(kind: type, folder: str | Path, device, dtype) -> LanguageModel:
     want = "the two files of one save_pretrained"
     require(saved == config.to_dict(), str(path), got, want)
     model = kind(config, device="meta")
-    check_weights(str(path), weights, model.state_dict(), f"as {CONFIG} says")
+    check_weights(
+        str(path), weights, model.state_dict(), f"as {CONFIG} says"
+    )
     if {name for name, _ in model.named_buffers()} - {*weights}:
         # Buffers that are in no file: reset_parameters sets them.
         dtype_of = weights["token_embedding.weight"].dtype
@@ -809,17 +812,14 @@ def _load(kind: type, folder: str | Path, device, dtype) -> LanguageModel:
     model.load_state_dict(weights, assign=True)
     return model.to(device=device, dtype=dtype).eval()
 
-
+# %% ../nbs/13_language_model.ipynb #fd49d4d3
+#| code-fold: true
 def _config_of(folder: Path, entries: dict, n_weights: int) -> ModelConfig:
     """The config in a file; errors name the file."""
     path, n = str(folder / CONFIG), entries.get("n_layers")
     fits = not is_integer(n) or n <= n_weights  # billions would take for ever
-    require(
-        fits,
-        path,
-        f"n_layers = {n}",
-        f"at most {n_weights}, as there are weights",
-    )
+    want = f"at most {n_weights}, as there are weights"
+    require(fits, path, f"n_layers = {n}", want)
     try:
         return ModelConfig.from_dict(entries)
     except (RecursionError, TypeError, ValueError) as error:
@@ -828,8 +828,9 @@ def _config_of(folder: Path, entries: dict, n_weights: int) -> ModelConfig:
 
 # %% ../nbs/13_language_model.ipynb #cf58a870
 class ParameterCount(NamedTuple):
-    """The ``total`` of learned numbers: ``embeddings``, in the tables of tokens and
-    positions and in an untied head, and ``non_embedding``, the others."""
+    """The ``total`` of learned numbers: ``embeddings``, in the tables of
+    tokens and positions and in an untied head, and ``non_embedding``, the
+    others."""
 
     total: int
     embeddings: int
@@ -837,7 +838,7 @@ class ParameterCount(NamedTuple):
 
 
 def parameter_count(config: ModelConfig) -> ParameterCount:
-    """Count the parameters of a model, tied tables once, without allocating them."""
+    """Count a model's parameters, tied tables once, allocating none."""
     return _count(LanguageModel(config, device="meta"))
 
 

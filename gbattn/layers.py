@@ -67,8 +67,8 @@ from gbattn.positions import (
 
 # %% ../nbs/06c_layers.ipynb #7343267c
 class Round(NamedTuple):
-    """One round of a layer, as `explain` records it; None where an entry has no
-    meaning."""
+    """One round of a layer, as `explain` records it; None where an entry
+    has no meaning."""
 
     weights: torch.Tensor | None = None  #: (B, H, T, S)
     residual: torch.Tensor | None = None  #: (B, T, D), the input of the round
@@ -78,8 +78,8 @@ class Round(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Result of `explain`: ``output`` (B, T, D), equal to the forward pass, and
-    ``rounds``, a list of `Round`."""
+    """Result of `explain`: ``output`` (B, T, D), equal to the forward pass,
+    and ``rounds``, a list of `Round`."""
 
     output: torch.Tensor
     rounds: list[Round]
@@ -215,8 +215,10 @@ class _PreparedCalls(nn.Module):
 class _Outputs(_PreparedCalls):
     """How a pass ends: its rounds are recorded, and F is projected."""
 
-    def record_round(self, inputs: AttentionInputs, gate=None, **entries) -> None:
-        """In `explain`, append a `Round`; a gate (B, T, n) gets D features."""
+    def record_round(
+        self, inputs: AttentionInputs, gate=None, **entries
+    ) -> None:
+        """In `explain`, append a `Round`; a gate gets D features."""
         if inputs.rounds is None:
             return
         if gate is not None:
@@ -311,9 +313,11 @@ class AttentionLayer(_Outputs):
         return Trace(output, inputs.rounds)
 
 # %% ../nbs/06c_layers.ipynb #4e8e65fd
-def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
-    """Return what each of several linear maps makes of x (B, T, D), by one matrix
-    product.
+def project(
+    x: torch.Tensor, *projections: nn.Linear
+) -> tuple[torch.Tensor, ...]:
+    """Return what each of several linear maps makes of x (B, T, D), by one
+    matrix product.
 
     Notes
     -----
@@ -633,7 +637,9 @@ class MultiHeadAttention(AttentionHeads):
         """Return F before the output projection, shape (B, T, D)."""
         q, k, v = self.make_heads(inputs, *self.project_inputs(inputs))
         F, A = self.attend_heads(inputs, q, k, v)
-        entries = dict(weights=A, residual=inputs.x, correction=F, estimate=F)
+        entries = dict(
+            weights=A, residual=inputs.x, correction=F, estimate=F
+        )
         self.record_round(inputs, **entries)
         return F
 
@@ -821,7 +827,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 
 
 def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Return a decorator that enters a layer class in `LAYERS`, under a new name.
+    """Return a decorator that enters a layer in `LAYERS` by a new name.
 
     Notes
     -----
@@ -868,7 +874,9 @@ def check_options(argument: str, name: str, options: dict) -> None:
     check_keywords(argument, LAYERS[name], options, of=repr(name))
 
 # %% ../nbs/06c_layers.ipynb #18e906f4
-def make_attention(name: str, d_model: int, n_heads: int, **options) -> nn.Module:
+def make_attention(
+    name: str, d_model: int, n_heads: int, **options
+) -> nn.Module:
     """Return a new attention layer by its registered name.
 
     Parameters

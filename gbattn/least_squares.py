@@ -184,8 +184,8 @@ def whiten(
 def hat_matrix(
     X: torch.Tensor, rcond: float | None = None, *, ridge: float = 0.0
 ) -> torch.Tensor:
-    """Return the hat matrix H = X (XᵀX + ridge·I)⁺ Xᵀ, the scores of whitened
-    rows.
+    """Return the hat matrix H = X (XᵀX + ridge·I)⁺ Xᵀ, the scores of
+    whitened rows.
 
     Parameters
     ----------
@@ -263,8 +263,8 @@ def linear_attention(
     causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the unnormalised linear attention (q kᵀ) v, with masked scores set
-    to zero.
+    """Return the unnormalised linear attention (q kᵀ) v, with masked scores
+    set to zero.
 
     Without a mask, or with one that is the same for all queries, this computes q
     (kᵀ v): linear in T and S, without a T × S matrix. The causal form works in
@@ -294,7 +294,7 @@ def linear_attention(
     al. (2020).
     """
     T, S = _check_attention(q, k, v, causal, mask)
-    # At least float32: in half precision scores overflow, long sums stagnate.
+    # At least float32: in half precision scores overflow, sums stagnate.
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, v = (x.to(wide) for x in (q, k, v))
     with full_precision(q):
@@ -626,7 +626,7 @@ class OLSAttention(_FourWeights):
     """
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
-        """Return outputs (…, n, c) for rows X (…, n, d); each attends to all."""
+        """Return outputs (…, n, c) for rows (…, n, d); all attend to all."""
         self._check_rows(X)
         q, k, v = X @ self.W_Q, X @ self.W_K, X @ self.W_V
         return linear_attention(q, k, v) @ self.W_P

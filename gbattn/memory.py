@@ -499,5 +499,5 @@ def _running_softmax(scores, v, chunk: int = 16):
 
 
 def _lowest(v) -> float:
-    """A score in place of −∞, of weight zero and with finite differences."""
+    """A score in place of −∞: weight zero, finite differences."""
     return torch.finfo(v.dtype).min / 4

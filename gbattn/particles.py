@@ -61,8 +61,8 @@ def simplex_tokens(
 
 
 def mean_overlap(x: torch.Tensor) -> torch.Tensor:
-    """Return the squared length of the mean token; for unit tokens, the mean of all n²
-    inner products.
+    """Return the squared length of the mean token; for unit tokens, the
+    mean of all n² inner products.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def mean_overlap(x: torch.Tensor) -> torch.Tensor:
 def overlap_drift(
     overlaps: torch.Tensor, smoothed: torch.Tensor, d: int
 ) -> torch.Tensor:
-    """Return the rate D at which overlaps move on average under random values.
+    """Return the rate D at which random values move overlaps on average.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def overlap_drift(
 def random_projection(
     x: torch.Tensor, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Return a draw with the law of x W, for a fresh W of independent N(0, 1) entries.
+    """Return a draw with the law of x W, W fresh with N(0, 1) entries.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def random_attention(
     score_sd: float,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """Return the attention weights of a fresh random head, softmax of ⟨W W′ᵀ xᵢ, xₖ⟩.
+    """Return a fresh random head's weights, softmax of ⟨W W′ᵀ xᵢ, xₖ⟩.
 
     Parameters
     ----------
@@ -293,7 +293,9 @@ def evolve(
         norm=(norm, one_of("pre", "post")),
     )
     shortest = x.norm(dim=-1).min().item()
-    require(shortest > 0, "x", "a token of length 0", "tokens with a direction")
+    require(
+        shortest > 0, "x", "a token of length 0", "tokens with a direction"
+    )
 
     def states(x):
         yield x
@@ -306,8 +308,8 @@ def evolve(
 
 # %% ../nbs/27_particles.ipynb #446f40e2
 def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
-    """Return the rate (1 − γ) (γ (1 − f) + c) at which a common overlap γ moves, for
-    d → ∞.
+    """Return the rate (1 − γ) (γ (1 − f) + c) at which a common overlap γ
+    moves, for d → ∞.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ ROTARY: dict[str, Rule] = {
 
 # %% ../nbs/06a_positions.ipynb #daa84f1c
 def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs of features (xᵢ, x_{i+K/2}) of queries or keys by their angles.
+    """Turn the pairs (xᵢ, x_{i+K/2}) of queries or keys by their angles.
 
     Parameters
     ----------
@@ -82,9 +82,11 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return turn(x, angles)
 
 
-def turn(x: torch.Tensor, angles: torch.Tensor, amplitude=1.0) -> torch.Tensor:
-    """As `rotate`, without its checks, times an amplitude; features beyond those that
-    have angles stay as they are."""
+def turn(
+    x: torch.Tensor, angles: torch.Tensor, amplitude=1.0
+) -> torch.Tensor:
+    """As `rotate`, without its checks, times an amplitude; features beyond
+    those that have angles stay as they are."""
     R = 2 * angles.shape[-1]
     angles = angles.to(at_least_float32(x.dtype))
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -164,7 +166,7 @@ class Rotary:
 
 # %% ../nbs/06a_positions.ipynb #9b434602
 def pair_speeds(rotary: Rotary, R: int, device=None) -> torch.Tensor:
-    """Return the radians by which each pair of R features turns per position.
+    """Return the radians that each pair of R features turns per position.
 
     Notes
     -----
@@ -194,8 +196,10 @@ def pair_speeds(rotary: Rotary, R: int, device=None) -> torch.Tensor:
     return speed
 
 
-def share_divided(rotary: Rotary, pair: torch.Tensor, R: int) -> torch.Tensor:
-    """Return how far ``yarn`` divides the angle of each pair, from 0 to 1."""
+def share_divided(
+    rotary: Rotary, pair: torch.Tensor, R: int
+) -> torch.Tensor:
+    """Return how far ``yarn`` divides each pair's angle, from 0 to 1."""
     turns = lambda n: math.log(rotary.original_length / (2 * math.pi * n))
     ends = [turns(n) for n in (rotary.beta_fast, rotary.beta_slow)]
     first, last = (R * end / (2 * math.log(rotary.base)) for end in ends)
@@ -231,7 +235,7 @@ def read_rotary(
 def rotary_angles(
     positions: torch.Tensor, width: int, base: float | Rotary = 10_000.0
 ) -> torch.Tensor:
-    """Return the angles by which rotary positions turn each pair of features.
+    """Return the angles by which positions turn each pair of features.
 
     Parameters
     ----------
@@ -297,8 +301,8 @@ def angles_at(
 
 # %% ../nbs/06a_positions.ipynb #6c1d0e02
 class TokenShift(nn.Module):
-    """Mix each token's features with those of the token before: (1 + a) ⊙ z_t + b ⊙
-    z_{t−1}.
+    """Mix each token's features with those of the token before: (1 + a) ⊙
+    z_t + b ⊙ z_{t−1}.
 
     Parameters
     ----------

@@ -41,7 +41,9 @@ def _check_tokens(tokens: torch.Tensor, vocab_size: int) -> None:
     require(0 <= low and high < vocab_size, "tokens", f"ids {low} to {high}", want)
 
 
-def induction_targets(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def induction_targets(
+    tokens: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
     """Return, for each place, the distribution of what followed the earlier
     occurrences of its token.
 
@@ -74,7 +76,7 @@ def induction_targets(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def encode(
     tokens: torch.Tensor, vocab_size: int, length: int, *, kv_from: str = "residual"
 ) -> torch.Tensor:
-    """Return the input of `induction_layer`: a start token, then the tokens.
+    """Return the input of `induction_layer`: a start, then the tokens.
 
     Parameters
     ----------
@@ -121,7 +123,9 @@ def _write(linear: nn.Linear, to, values, start: int = 0) -> None:
     )
 
 
-def _set_residual(layer: GradientBoostedAttention, V: int, n: int, beta: float):
+def _set_residual(
+    layer: GradientBoostedAttention, V: int, n: int, beta: float
+):
     """The previous token in round 0, the match in round 1."""
     (one,), turn = layer.corrections, 2 * math.pi / n
     place, third = V + 1, V + 3  # where the blocks begin
@@ -173,8 +177,8 @@ def induction_layer(
     kv_from: str = "residual",
     sharpness: float | None = None,
 ) -> GradientBoostedAttention:
-    """Return one boosted layer, of one head, with weights set by hand, that finds what
-    came next.
+    """Return one boosted layer, of one head, with weights set by hand, that
+    finds what came next.
 
     Parameters
     ----------
@@ -228,7 +232,7 @@ def recall_batch(
     once: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sequences of key–value pairs, each sequence with a random map of its own.
+    """Return sequences of key–value pairs, each with its own random map.
 
     Parameters
     ----------
@@ -261,7 +265,9 @@ def recall_batch(
         asked = torch.cat([*halves], 1)  # (B, P)
     else:
         asked = torch.randint(keys, (batch, pairs), generator=generator)
-    value_of = torch.randint(keys, 2 * keys, (batch, keys), generator=generator)
+    value_of = torch.randint(
+        keys, 2 * keys, (batch, keys), generator=generator
+    )
     tokens = torch.stack([asked, value_of.gather(1, asked)], -1).flatten(1)
     known = (asked[:, :, None] == asked[:, None, :]).tril(-1).any(-1)
     return tokens, known
@@ -408,7 +414,7 @@ def attention_view(
 def retrieval_posterior(
     queries: torch.Tensor, patterns: torch.Tensor, noise: float
 ) -> torch.Tensor:
-    """Return the probability of each stored pattern, given a noisy copy of one.
+    """Return each stored pattern's probability, given a noisy copy of one.
 
     Parameters
     ----------
@@ -441,6 +447,6 @@ def retrieval_posterior(
     evidence = queries @ patterns.mT - patterns.square().sum(-1) / 2
     fits = bool(evidence.isfinite().all())
     require(fits, "queries", "NaN or overflow in q · p − ½‖p‖²", "finite products")
-    # Beside the largest, which is 0, a quotient may overflow to −∞, whose weight is 0.
+    # The largest is 0; others may overflow to −∞, whose weight is 0.
     evidence = evidence - evidence.amax(-1, keepdim=True)
     return (evidence / noise**2).softmax(-1)

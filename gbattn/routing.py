@@ -142,7 +142,7 @@ def _with_zeros(A: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 # %% ../nbs/20_routing.ipynb #3b71d0c8
 def _run_with_zeros(layer, loss) -> tuple[torch.Tensor, list[tuple], int]:
-    """The loss; α, v, what each round outputs and its zeros; runs of the layer."""
+    """The loss; α, v, what rounds output and their zeros; the layer."""
     rounds, passes, attend_heads = [], [], layer.attend_heads
 
     def attend_with_zeros(inputs, q, k, v):
@@ -167,8 +167,8 @@ def _run_with_zeros(layer, loss) -> tuple[torch.Tensor, list[tuple], int]:
 def routing(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor]
 ) -> list[RoutingRound]:
-    """Measure the routing law in a layer of any model: α, v, u and both gradients, for
-    each round.
+    """Measure the routing law in a layer of any model: α, v, u and both
+    gradients, for each round.
 
     Parameters
     ----------
@@ -199,19 +199,25 @@ def routing(
     )
     number, rounds, passes = _run_with_zeros(layer, loss)
     _check_loss(number, passes)
-    require(bool(rounds), "layer", "one that attends elsewhere", _EXPLAINS[1])
+    require(
+        bool(rounds), "layer", "one that attends elsewhere", _EXPLAINS[1]
+    )
     inner = [x for one in rounds for x in one[2:]]
     found = torch.autograd.grad(number, inner, allow_unused=True)
     want = "a number that depends on the layer"
     require(None not in found, "loss", "one that does not depend on it", want)
     by_round = zip(rounds, found[::3], found[1::3], found[2::3], strict=True)
     return [
-        RoutingRound(A, v, split_heads(u, layer.n_heads), by_score, by_value)
+        RoutingRound(
+            A, v, split_heads(u, layer.n_heads), by_score, by_value
+        )
         for (A, v, *_), u, by_score, by_value in by_round
     ]
 
 # %% ../nbs/20_routing.ipynb #3978571a
-def sticky_transition(n_symbols: int = 8, self_entry: float = 0.3) -> torch.Tensor:
+def sticky_transition(
+    n_symbols: int = 8, self_entry: float = 0.3
+) -> torch.Tensor:
     """Return the transition matrix (n, n) of the sticky chain on a circle.
 
     Parameters
@@ -226,7 +232,9 @@ def sticky_transition(n_symbols: int = 8, self_entry: float = 0.3) -> torch.Tens
     -----
     Source: chapter 20; the script of Agarwal et al. (2025).
     """
-    check(n_symbols=(n_symbols, COUNT), self_entry=(self_entry, NOT_NEGATIVE))
+    check(
+        n_symbols=(n_symbols, COUNT), self_entry=(self_entry, NOT_NEGATIVE)
+    )
     require(n_symbols > 1, "n_symbols", n_symbols, "2 or more")
     dtype = torch.get_default_dtype()
     place = torch.arange(n_symbols)
@@ -241,7 +249,8 @@ def sticky_transition(n_symbols: int = 8, self_entry: float = 0.3) -> torch.Tens
 def forward_algorithm(
     start: torch.Tensor, transition: torch.Tensor, likelihood: torch.Tensor
 ) -> torch.Tensor:
-    """Return the posterior of a hidden chain's state, given all observations so far.
+    """Return the posterior of a hidden chain's state, given all
+    observations so far.
 
     Parameters
     ----------

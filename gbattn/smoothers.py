@@ -52,7 +52,7 @@ def softmax_weights(
     *,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention weights softmax(q kᵀ / temperature), whose rows sum to one.
+    """Return the weights softmax(q kᵀ / temperature), of row sum one.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def softmax_weights(
     if mask is not None:
         check_mask(mask, tuple(q.shape[:-2]) + (sizes["T"], sizes["S"]))
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    # The largest is subtracted before the division, which then cannot overflow.
+    # Less the largest before the division, which then cannot overflow.
     scores = scores - scores.detach().amax(-1, keepdim=True)
     weights = (scores / temperature).softmax(-1)
     return weights if mask is None else weights.masked_fill(~mask, 0)
@@ -116,8 +116,8 @@ def kernel_smoother(
     *,
     degree: int = 0,
 ) -> torch.Tensor:
-    """Return the Gaussian kernel smoother S of rows X: predictions for X_query are
-    S @ Y.
+    """Return the Gaussian kernel smoother S of rows X: predictions for
+    X_query are S @ Y.
 
     Parameters
     ----------
@@ -155,14 +155,16 @@ def kernel_smoother(
     exact = "donot_use_mm_for_euclid_dist"
     distance = torch.cdist(X_query, X, compute_mode=exact)  # (…, m, n)
     h = _positive("bandwidth", bandwidth, distance)
-    # ‖x − x'‖² less that of the nearest row, in factors that overflow to +∞ at worst.
+    # ‖x − x'‖² less the nearest row's, in factors that overflow to +∞.
     nearest = distance.detach().amin(-1, keepdim=True)
     exponent = (distance - nearest) / h * (distance + nearest) / h
     weights = (-0.5 * exponent).softmax(-1)
     return _straightened(weights, X, X_query) if degree else weights
 
 # %% ../nbs/03_smoothers.ipynb #ed6067b0
-def degrees_of_freedom(smoother: torch.Tensor, kind: str = "trace") -> torch.Tensor:
+def degrees_of_freedom(
+    smoother: torch.Tensor, kind: str = "trace"
+) -> torch.Tensor:
     """Return the degrees of freedom of a linear smoother S.
 
     Parameters
@@ -192,7 +194,7 @@ def degrees_of_freedom(smoother: torch.Tensor, kind: str = "trace") -> torch.Ten
 
 # %% ../nbs/03_smoothers.ipynb #39d941ad
 class BiasVariance(NamedTuple):
-    """Bias and variance of a linear smoother, row by row, for a known truth.
+    """Bias and variance of a linear smoother, by row, for a known truth.
 
     ``bias`` is S f − f, shape (…, n, c); ``variance`` is σ² Σⱼ Sᵢⱼ², shape (…, n).
     """
@@ -222,7 +224,7 @@ def check_rows(smoother: torch.Tensor, **columns: torch.Tensor) -> None:
 def bias_variance(
     smoother: torch.Tensor, truth: torch.Tensor, noise: float
 ) -> BiasVariance:
-    """Return bias and variance of S y, in closed form, for y = truth + noise.
+    """Return bias and variance of S y for y = truth + noise, by formula.
 
     Parameters
     ----------
@@ -266,8 +268,8 @@ def sinkhorn(
     tolerance: float | None = None,
     max_iterations: int = 10_000,
 ) -> torch.Tensor:
-    """Return the doubly stochastic matrix D₁ S D₂, by dividing columns and rows in
-    turn.
+    """Return the doubly stochastic matrix D₁ S D₂, by dividing columns and
+    rows in turn.
 
     Parameters
     ----------
@@ -302,7 +304,7 @@ def sinkhorn(
     if tolerance is None:
         tolerance = 1e4 * torch.finfo(wide).eps
     _positive("tolerance", tolerance, smoother)
-    # The matrix itself is updated: D₁ and D₂ need not exist, and may then overflow.
+    # The matrix itself is updated: D₁ and D₂ may not exist, or overflow.
     balanced = smoother.to(wide)
     for _ in range(max_iterations):
         balanced = balanced / balanced.sum(-2, keepdim=True)
@@ -321,8 +323,8 @@ def sinkhorn(
 
 # %% ../nbs/03_smoothers.ipynb #d6b0b74c
 def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
-    """Return the error of predicting each row from a fit without it, in closed form:
-    (Y − S Y)ᵢ / (1 − Sᵢᵢ).
+    """Return the error of predicting each row from a fit without it, in
+    closed form: (Y − S Y)ᵢ / (1 − Sᵢᵢ).
 
     Parameters
     ----------
@@ -345,8 +347,8 @@ def leave_one_out(smoother: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     """
     check_rows(smoother, Y=Y)
     others = 1 - smoother.diagonal(dim1=-2, dim2=-1)
-    # In a hat matrix, Sᵢᵢ = 1 is exact to a few n roundings, or only to half of the
-    # digits where columns are badly scaled.
+    # In a hat matrix, Sᵢᵢ = 1 is exact to a few n roundings, or only to
+    # half of the digits where columns are badly scaled.
     eps, n = torch.finfo(smoother.dtype).eps, smoother.shape[-1]
     alone = others.abs() <= min(64 * n * eps, math.sqrt(eps))
     got = f"{int(alone.sum())} rows that pay all attention to themselves"

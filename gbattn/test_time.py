@@ -34,9 +34,11 @@ from .layers import Round, Trace, check_tokens, make_projection, register
 from .least_squares import full_precision
 
 # %% ../nbs/22_test_time.ipynb #9f9b694d
-def shift_in_chunks(x: torch.Tensor, offset: int, *, chunk: int) -> torch.Tensor:
-    """Return, for each token, the token `offset` places later; zeros where that one is
-    not in the same chunk.
+def shift_in_chunks(
+    x: torch.Tensor, offset: int, *, chunk: int
+) -> torch.Tensor:
+    """Return, for each token, the token `offset` places later; zeros where
+    that one is not in the same chunk.
 
     Parameters
     ----------
@@ -88,8 +90,8 @@ def read_chunks(
     chunk: int,
     fast: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return what each token reads from the chunks before its own: linear attention
-    with z as queries and keys, masked block by block.
+    """Return what each token reads from the chunks before its own: linear
+    attention with z as queries and keys, masked block by block.
 
     Parameters
     ----------
@@ -260,15 +262,17 @@ class _FastWeights(_WritingFeedForward):
         return self.activation(self.gate(x)) * h
 
     def targets(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the targets of tokens whose first begins a chunk, shape (B, T, D)."""
+        """Return targets of tokens, the first of a chunk first, (B, T, D)."""
         if self.kernel is None:
-            return self.target(shift_in_chunks(x, self.offset, chunk=self.chunk))
+            return self.target(
+                shift_in_chunks(x, self.offset, chunk=self.chunk)
+            )
         offsets = range(-self.reach, self.reach + 1)
         shifted = (shift_in_chunks(x, o, chunk=self.chunk) for o in offsets)
         return self.target(sum(w * s for w, s in zip(self.kernel, shifted)))
 
     def _parts(self, x, z, fast=None):
-        """What slow and fast weights output, what is written, and the targets."""
+        """What slow and fast weights output, what is written, targets."""
         slow, targets = self.down(z), self.targets(x)
         options = dict(chunk=self.chunk, fast=fast)
         values = chunk_writes(z, targets, **self.writing, **options)

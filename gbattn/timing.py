@@ -39,7 +39,7 @@ from .training import RateGroup, TrainConfig, learning_rate
 
 # %% ../nbs/21_timing.ipynb #5d476811
 class ScoreDrift(NamedTuple):
-    """How far scores have moved, and the bound of chapter 21, each (…) for heads."""
+    """How far scores have moved, and the bound, each (…) for heads."""
 
     drift: torch.Tensor  # ‖S' − S‖
     bound: torch.Tensor
@@ -106,8 +106,8 @@ def schedule_multiplier(
     ramp: float = 0.01,
     start: float = 0.0,
 ) -> float:
-    """Return what a learning rate is multiplied by: `multiplier` for a while, then a
-    straight line back to 1.
+    """Return what a learning rate is multiplied by: `multiplier` for a
+    while, then a straight line back to 1.
 
     Parameters
     ----------
@@ -130,12 +130,15 @@ def schedule_multiplier(
     past, way = step - (start + hold) * steps, ramp * steps
     if step < start * steps or past >= way:
         return 1.0
-    return multiplier + (1 - multiplier) * (max(past, 0) / way if way else 0)
+    return multiplier + (1 - multiplier) * (
+        max(past, 0) / way if way else 0
+    )
 
 # %% ../nbs/21_timing.ipynb #4cb4e162
 @dataclass(frozen=True)
 class HoldAndRamp:
-    """`schedule_multiplier` as the multiplier of a `gbattn.training.RateGroup`.
+    """`schedule_multiplier` as the multiplier of a
+    `gbattn.training.RateGroup`.
 
     Parameters
     ----------
@@ -173,8 +176,8 @@ def slowed(
     projections: Iterable[str] = ("query", "key"),
     multiplier: Callable[[nn.Module, int, int], float] | None = None,
 ) -> RateGroup:
-    """Return attention matrices as a group of `gbattn.lab.training.train`, with a learning
-    rate of their own.
+    """Return attention matrices as a group of `gbattn.lab.training.train`,
+    with a learning rate of their own.
 
     Parameters
     ----------
@@ -201,7 +204,8 @@ def slowed(
         rf"blocks\.(\d+)\.attention\.(.+\.)?({'|'.join(chosen)})\.weight"
     )
     found = (
-        (name, pattern.fullmatch(name)) for name, _ in model.named_parameters()
+        (name, pattern.fullmatch(name))
+        for name, _ in model.named_parameters()
     )
     names = (name for name, at in found if at and first <= int(at[1]) < last)
     return RateGroup(
@@ -214,7 +218,7 @@ def removed_budget(
     multiplier: Callable[[nn.Module | None, int, int], float],
     steps: int,
 ) -> float:
-    """Return the share of the sum of all learning rates that a multiplier removes.
+    """Return the share of all learning rates that a multiplier removes.
 
     Parameters
     ----------
@@ -240,8 +244,8 @@ def slow_rows(
     rows: slice,
     multiplier: Callable[[int], float],
 ) -> Callable[[], None]:
-    """Multiply, from now on, the updates of some rows of a matrix; return a function
-    that stops this.
+    """Multiply, from now on, the updates of some rows of a matrix; return a
+    function that stops this.
 
     Parameters
     ----------
@@ -266,7 +270,9 @@ def slow_rows(
 
     def mix(*_) -> None:
         after = weight.detach()[rows]
-        after.copy_(torch.lerp(before[0], after, float(multiplier(next(steps)))))
+        after.copy_(
+            torch.lerp(before[0], after, float(multiplier(next(steps))))
+        )
 
     handles = [
         optimizer.register_step_pre_hook(copy_rows),
@@ -303,7 +309,7 @@ def _streams(model: LanguageModel):
 # %% ../nbs/21_timing.ipynb #6a1c90d2
 @torch.no_grad()
 def _kernel_of(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
-    """The kernel matrix of the features that the upper half reads, with a norm of 1."""
+    """The kernel matrix, of norm 1, of what the upper half reads."""
     with eval_mode(model), _streams(model) as found:
         model(tokens.to(model.head_weight.device), logits_to_keep=1)
     features = found["stream"][len(model.blocks) // 2].flatten(0, 1).double()
@@ -354,8 +360,8 @@ class _Maturity:
 
 # %% ../nbs/21_timing.ipynb #ffd7614d
 class MaturityRule(_Maturity):
-    """A multiplier that returns to 1 when the features that the upper half reads have
-    settled.
+    """A multiplier that returns to 1 when the features that the upper half
+    reads have settled.
 
     Parameters
     ----------
@@ -377,7 +383,7 @@ class MaturityRule(_Maturity):
     """
 
     def _mature(self, model: LanguageModel) -> bool:
-        """Whether the features agree with the previous ones, by their CKA."""
+        """Whether the features agree with the last ones, by their CKA."""
         kernel = _kernel_of(model, self.tokens)
         before, self.kernel = self.kernel, kernel.tolist()
         if before is None:
@@ -385,7 +391,9 @@ class MaturityRule(_Maturity):
         agreement = float(kernel @ kernel.new_tensor(before))
         return agreement >= self.options["threshold"]
 
-    def __call__(self, model: LanguageModel, step: int, steps: int) -> float:
+    def __call__(
+        self, model: LanguageModel, step: int, steps: int
+    ) -> float:
         """The multiplier of the learning rate in one update."""
         o = self.options
         if self.released is None and step % max(1, round(o["every"] * steps)) == 0:
@@ -401,8 +409,9 @@ class MaturityRule(_Maturity):
 
 # %% ../nbs/21_timing.ipynb #a7a5afb3
 def normalised_entropy(weights: torch.Tensor) -> torch.Tensor:
-    """Return the entropy of each row of causal attention, (B, H, T, S) with S = T, over
-    its largest possible value, ln(i + 1) for row i: (B, T − 1, H), without row 0.
+    """Return the entropy of each row of causal attention, (B, H, T, S) with
+    S = T, over its largest possible value, ln(i + 1) for row i: (B, T − 1,
+    H), without row 0.
 
     Notes
     -----
@@ -414,8 +423,9 @@ def normalised_entropy(weights: torch.Tensor) -> torch.Tensor:
 
 
 def crossing(steps: list[int], values: list[float], level: float) -> float:
-    """Return the first step at which a curve is at or below a level, interpolated
-    linearly between two points; the last step if it never is."""
+    """Return the first step at which a curve is at or below a level,
+    interpolated linearly between two points; the last step if it never
+    is."""
     check(steps=(list(steps), list_of(NOT_NEGATIVE)))
     same = len(steps) == len(values) > 0
     require(same, "values", f"{len(values)} of them", f"{len(steps)}, one or more")
@@ -429,8 +439,9 @@ def crossing(steps: list[int], values: list[float], level: float) -> float:
 
 # %% ../nbs/21_timing.ipynb #cd484788
 def linear_cka(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the linear centred kernel alignment of two representations of the same
-    tokens, (N, D) and (N, E): 1 where one is a rotation and rescaling of the other.
+    """Return the linear centred kernel alignment of two representations of
+    the same tokens, (N, D) and (N, E): 1 where one is a rotation and
+    rescaling of the other.
 
     Notes
     -----
@@ -462,8 +473,8 @@ def _uniform(layer, inputs):
 # %% ../nbs/21_timing.ipynb #9ec29859
 @torch.no_grad()
 def causal_reliance(model: LanguageModel, batch: Batch) -> list[float]:
-    """Return, for each layer, by how much the loss rises (nats) when its attention is
-    replaced by uniform causal attention.
+    """Return, for each layer, by how much the loss rises (nats) when its
+    attention is replaced by uniform causal attention.
 
     Notes
     -----
@@ -516,9 +527,11 @@ def _observe(model: LanguageModel, batch: Batch) -> tuple:
 # %% ../nbs/21_timing.ipynb #2b8d4f60
 @torch.no_grad()
 def _drift(start: list[tuple], now: list[tuple]) -> dict[str, list[float]]:
-    """Of each layer, in its first round: both λ and the drift over its bound."""
+    """Of each layer's first round, both λ and the drift over its bound."""
     found = [score_drift_bound(*zip(a, b)) for a, b in zip(start, now)]
-    over = [(x.drift / x.bound.clamp(min=1e-300)).max().item() for x in found]
+    over = [
+        (x.drift / x.bound.clamp(min=1e-300)).max().item() for x in found
+    ]
     return {
         "lambda_q": [x.lambda_q.mean().item() for x in found],
         "lambda_k": [x.lambda_k.mean().item() for x in found],
@@ -526,9 +539,13 @@ def _drift(start: list[tuple], now: list[tuple]) -> dict[str, list[float]]:
     }
 
 
-def _measures(model, batch: Batch, weights, found) -> dict[str, list[float]]:
+def _measures(
+    model, batch: Batch, weights, found
+) -> dict[str, list[float]]:
     """What else is measured of each layer at one time."""
-    energy = lambda name: [x.square().mean().item() for x in found[name].values()]
+    energy = lambda name: [
+        x.square().mean().item() for x in found[name].values()
+    ]
     return {
         "entropy": [normalised_entropy(A).mean().item() for A in weights],
         "largest": [A[..., 1:, :].amax(-1).mean().item() for A in weights],
@@ -540,8 +557,8 @@ def _measures(model, batch: Batch, weights, found) -> dict[str, list[float]]:
 
 # %% ../nbs/21_timing.ipynb #5c60e1b3
 def _against_the_end(history: list[tuple]) -> dict[str, list]:
-    """The distance of attention weights from the final ones, and the agreement of
-    features with the final ones, at each time."""
+    """The distance of attention weights from the final ones, and the
+    agreement of features with the final ones, at each time."""
     last, end = history[-1]
     apart = [
         [divergence(A, B)[:, 1:].mean().item() for A, B in zip(weights, last)]

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CONFIG_RULES', 'decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History', 'unwrapped', 'plain_name',
-           'check_documents', 'with_documents', 'summed_loss_of', 'SummedLoss', 'RateGroup', 'split_groups', 'Run',
-           'backward', 'parts_of', 'learn', 'update', 'set_rates', 'clip_gradient', 'read_losses', 'check_finite',
-           'window_length', 'summed_loss', 'check_summed', 'Evaluation', 'evaluate']
+           'check_documents', 'with_documents', 'summed_loss_of', 'SummedLoss', 'RateGroup', 'split_groups', 'Shared',
+           'Run', 'backward', 'parts_of', 'learn', 'update', 'set_rates', 'clip_gradient', 'read_losses',
+           'check_finite', 'window_length', 'summed_loss', 'check_summed', 'Evaluation', 'evaluate']
 
 # %% ../nbs/15_training.ipynb #010594fa
 import inspect
@@ -68,8 +68,8 @@ _DECAY = one_of("matrices", "everything")
 def decay_groups(
     model: nn.Module, weight_decay: float, decay: str = "matrices"
 ) -> list[dict]:
-    """Return the trainable parameters in two groups, for an optimiser: those
-    that decay, and those that do not.
+    """Return the trainable parameters in two groups, for an optimiser:
+    those that decay, and those that do not.
 
     Parameters
     ----------
@@ -86,7 +86,9 @@ def decay_groups(
     """
     check(weight_decay=(weight_decay, NOT_NEGATIVE), decay=(decay, _DECAY))
     learning = [p for p in model.parameters() if p.requires_grad]
-    require(bool(learning), "model", "no parameter that learns", "one or more")
+    require(
+        bool(learning), "model", "no parameter that learns", "one or more"
+    )
     shrinks = [decay == "everything" or p.ndim >= 2 for p in learning]
     decays = [p for p, s in zip(learning, shrinks) if s]
     stays = [p for p, s in zip(learning, shrinks) if not s]
@@ -263,8 +265,8 @@ class TrainConfig:
 
 # %% ../nbs/15_training.ipynb #04ac280e
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of an update: linear warm-up, then a cosine or a
-    constant.
+    """Return the learning rate of an update: linear warm-up, then a cosine
+    or a constant.
 
     Parameters
     ----------
@@ -321,7 +323,9 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     -----
     Source: chapter 15; ``numpy.random.SeedSequence``, whose values are frozen.
     """
-    check(seed=(seed, LENGTH), step=(step, LENGTH), process=(process, LENGTH))
+    check(
+        seed=(seed, LENGTH), step=(step, LENGTH), process=(process, LENGTH)
+    )
     mixed = np.random.SeedSequence([int(seed), int(step), int(process)])
     return int(mixed.generate_state(1, np.uint64)[0])
 
@@ -457,16 +461,16 @@ def _takes(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def summed_loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """The summed loss of a model as a function of inputs and targets (B, T),
-    and of documents if the model takes them: what the model returns if it takes
-    a ``reduction``, else that of the logits it returns."""
+    """The summed loss of a model as a function of inputs and targets (B,
+    T), and of documents if it takes them.
+
+    What the model returns if it takes a ``reduction``, else that of its logits.
+    """
     if isinstance(model, SummedLoss):
         return model
     takes = _takes(model)
     free = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    labelled = (
-        "labels" in takes
-    )  # a Hugging Face model, which shifts them itself
+    labelled = "labels" in takes  # a Hugging Face model shifts them itself
     if "reduction" in takes or (free and not labelled):
         name = "documents"
         return lambda inputs, targets, *documents: model(
@@ -478,7 +482,7 @@ def summed_loss_of(model: nn.Module) -> Callable[..., torch.Tensor]:
     alone = labelled or not ("targets" in takes or n_needed > 1)
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # Its own loss is not used, and need not know that −100 is not scored.
+        # Its own loss is not used, and need not know of −100.
         arguments = (inputs,) if alone else (inputs, targets.clamp(min=0))
         logits = _logits_in(model(*arguments, **options), inputs.shape)
         return loss_of_logits(logits, targets, reduction="sum")
@@ -498,8 +502,8 @@ def _logits_in(output: object, shape: torch.Size) -> torch.Tensor:
 
 
 class SummedLoss(nn.Module):
-    """The summed loss of a model: what accelerate wraps and compiles, so that
-    the model itself stays as it came."""
+    """The summed loss of a model: what accelerate wraps and compiles, so
+    that the model itself stays as it came."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -563,11 +567,34 @@ def split_groups(
     return cut
 
 # %% ../nbs/15_training.ipynb #b8d17583
+#| code-fold: true
+class Shared:
+    """How the processes of a run share its batches and weights."""
+
+    accelerator: object
+
+    @property
+    def processes(self) -> int:
+        """How many processes share a batch."""
+        return self.accelerator.num_processes
+
+    @property
+    def process(self) -> int:
+        """Which of them this is."""
+        return self.accelerator.process_index
+
+    @property
+    def sharded(self) -> bool:
+        """Whether they share the weights, too."""
+        return self.accelerator.is_fsdp2
+
+# %% ../nbs/15_training.ipynb #48061f84
 @dataclass(kw_only=True)
-class Run:
-    """A run under way: what an update reads, and what the run has gone through.
-    The ``module`` is the summed loss of the ``model``, as accelerate has
-    wrapped it; ``graph`` replays `learn`, if that was captured."""
+class Run(Shared):
+    """A run under way: what an update reads, and what the run has gone
+    through. The ``module`` is the summed loss of the ``model``, as
+    accelerate has wrapped it; ``graph`` replays `learn`, if that was
+    captured."""
 
     model: nn.Module
     module: nn.Module
@@ -588,25 +615,12 @@ class Run:
     seconds: float = 0.0
     since: float = field(default_factory=time.perf_counter)
 
-    @property
-    def processes(self) -> int:
-        """How many processes share a batch."""
-        return self.accelerator.num_processes
-
-    @property
-    def process(self) -> int:
-        """Which of them this is."""
-        return self.accelerator.process_index
-
-    @property
-    def sharded(self) -> bool:
-        """Whether they share the weights, too."""
-        return self.accelerator.is_fsdp2
-
 # %% ../nbs/15_training.ipynb #37469a63
-def backward(run: Run, batch: Batch | PackedBatch, scored: int) -> torch.Tensor:
-    """Add the gradient of a part of a batch, given how many targets are scored
-    in all parts; return what it adds to the mean loss.
+def backward(
+    run: Run, batch: Batch | PackedBatch, scored: int
+) -> torch.Tensor:
+    """Add the gradient of a part of a batch, given how many targets are
+    scored in all parts; return what it adds to the mean loss.
 
     Processes average their gradients, hence the factor.
     """
@@ -620,8 +634,8 @@ def backward(run: Run, batch: Batch | PackedBatch, scored: int) -> torch.Tensor:
 
 
 def parts_of(run: Run, step: int) -> tuple[list[Batch | PackedBatch], int]:
-    """What this process reads of the batch of a step, in parts, and how many
-    targets are scored in those of all processes."""
+    """What this process reads of the batch of a step, in parts, and how
+    many targets are scored in those of all processes."""
     pieces = run.processes * run.config.accumulation
     batch = with_documents(run.stream.batch(step), run.config.document_end)
     shares = [x.chunk(pieces)[run.process :: run.processes] for x in batch]
@@ -645,7 +659,7 @@ def learn(
 
 
 def update(run: Run) -> None:
-    """One update of the weights, from the state and the step number alone."""
+    """One update of the weights, from the state and the step alone."""
     set_rates(run)
     torch.manual_seed(step_seed(run.config.seed, run.step, run.process))
     run.unread.append((run.graph or learn)(run, *parts_of(run, run.step)))
@@ -655,7 +669,9 @@ def update(run: Run) -> None:
 def set_rates(run: Run) -> None:
     """The learning rate of this update, and its multiples."""
     rate = learning_rate(run.config, run.step, run.steps)
-    factors = [x.multiplier(run.model, run.step, run.steps) for x in run.rates]
+    factors = [
+        x.multiplier(run.model, run.step, run.steps) for x in run.rates
+    ]
     for factor in factors:
         check(multiplier=(factor, NOT_NEGATIVE))
     for group in run.optimizer.param_groups:
@@ -678,29 +694,26 @@ def clip_gradient(run: Run) -> torch.Tensor:
 
 # %% ../nbs/15_training.ipynb #2c275103
 def read_losses(run: Run) -> None:
-    """Fetch the losses of the updates since the last time; stop at one that is
-    not finite.
+    """Fetch the losses of the updates since the last time; stop at one that
+    is not finite.
 
     To read each at once would make a GPU wait for Python in every update.
     """
     if run.unread:
         losses, norms = map(torch.stack, zip(*run.unread))
         losses = run.accelerator.reduce(losses, "mean").tolist()
-        first = run.step - len(losses)
-        for step, loss, norm in zip(
-            itertools.count(first), losses, norms.tolist()
-        ):
+        steps = itertools.count(run.step - len(losses))
+        for step, loss, norm in zip(steps, losses, norms.tolist()):
             check_finite(run, "loss", loss, step)
-            if (
-                run.config.precision != "fp16"
-            ):  # whose scaler skips such an update
+            if run.config.precision != "fp16":  # its scaler skips such an update
                 check_finite(run, "gradient norm", norm, step)
             run.unlogged.append((loss, norm))
         run.unread = []
     now = time.perf_counter()
     run.seconds, run.since = run.seconds + now - run.since, now
 
-
+# %% ../nbs/15_training.ipynb #e048b117
+#| code-fold: true
 def check_finite(
     run: Run, what: str, value: float, step: int, when="in"
 ) -> None:
@@ -735,7 +748,7 @@ def window_length(model: nn.Module, length: int | None) -> int:
 def summed_loss(
     model: nn.Module, windows: Iterable[Batch]
 ) -> tuple[float, int]:
-    """The summed loss of these windows, and the number of targets scored."""
+    """The summed loss of these windows, and the number of targets."""
     nats, n_tokens, none = 0.0, 0, torch.empty(0)
     tensors = itertools.chain(model.parameters(), model.buffers())
     device, loss_of = next(tensors, none).device, summed_loss_of(model)
@@ -744,19 +757,19 @@ def summed_loss(
             loss = loss_of(*(x.to(device) for x in batch))
             scalar = isinstance(loss, (float, torch.Tensor))
             scalar = scalar and torch.as_tensor(loss).numel() == 1
-            got = (
-                f"{type(loss).__name__} of shape {getattr(loss, 'shape', None)}"
-            )
+            shape = getattr(loss, "shape", None)
+            got = f"{type(loss).__name__} of shape {shape}"
             want = "one number, the summed loss, with reduction='sum'"
             require(scalar, "model", got, want)
             nats += float(loss)
             n_tokens += int((batch.targets != -100).sum())
     return nats, n_tokens
 
-
+# %% ../nbs/15_training.ipynb #168bf38f
 def check_summed(model: nn.Module, tokens: np.ndarray, length: int) -> None:
-    """Stop a model whose loss is a mean: every number computed from it would be
-    wrong, yet look right. Two copies of a window have twice the loss of one."""
+    """Stop a model whose loss is a mean: every number computed from it
+    would be wrong, yet look right. Two copies of a window have twice the
+    loss of one."""
     one = next(sequential_windows(tokens, length, batch_size=1))
     two = Batch(*(part.repeat(2, 1) for part in one))
     try:
@@ -765,7 +778,7 @@ def check_summed(model: nn.Module, tokens: np.ndarray, length: int) -> None:
         got = f"{type(model).__name__}, whose call fails ({error})"
         want = "a forward that names what it takes: tokens, or targets and reduction too"
         raise ArgumentError("model", got, want) from None
-    # A mean is off by half; rounding, and a small term of another kind, are not.
+    # A mean is off by half; rounding, or a small extra term, is not.
     fits = abs(double - 2 * single) <= 0.25 * abs(double)
     got = f"a loss of {single:.4g} for a window, {double:.4g} for two of it"
     want = "with reduction='sum' the sum over all targets"

@@ -100,7 +100,8 @@ def _declared(name: str) -> type:
     tree = ast.parse(Path(path).read_text("utf-8"))
     classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
     found = next(node for node in classes if node.name == name)
-    # Without what it does.
+    # Without what it does or inherits, which has no fields.
+    found.bases = []
     found.body = [x for x in found.body if isinstance(x, ast.Expr | ast.AnnAssign)]
     scope = {"dataclass": dataclass, "field": field}
     exec(compile(ast.Module([found], []), path, "exec"), scope)

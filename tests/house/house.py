@@ -28,7 +28,8 @@ CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 MOST_WORDS = 3500  # of a chapter
 ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with chapter 18, what everybody reads
 SHORTER = {f"{name}.ipynb": 3000 for name in ROUTE} | {"18_perplexity.ipynb": 1500}
-MOST_LINES = 40  # of a cell that the page shows
+MOST_LINES = 30  # of a cell that the page shows
+MOST_LINES_ON_A_CLICK = 40  # of one in a solution, which opens on a click
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
 GROUND = "ground"  # written by hand, under the book: whoever wants may import it, and it imports no chapter
 LAB = "lab"  # written by hand, above the book: it may import all of it, and no chapter imports it
@@ -376,13 +377,18 @@ def cells_on_a_page_are_short(root):
     folded cell may have any number."""
     found = []
     for path in filter(is_chapter, notebooks(root)):
-        for cell in (cell for cell in cells_of(path) if cell.kind == "code"):
+        most = MOST_LINES
+        for cell in cells_of(path):
+            if cell.kind == "markdown":
+                for d in directives(cell):
+                    most = {"solution-start": MOST_LINES_ON_A_CLICK, "solution-end": MOST_LINES}.get(d.name, most)
+                continue
             head, body = split_cell(cell.source)
             shown = with_short_docstrings(body) if "export" in head else body
             lines = len(shown.strip().splitlines())
-            if lines > MOST_LINES and not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head)):
+            if lines > most and not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head)):
                 found.append(
-                    f"{cell.place} shows {lines} lines, more than {MOST_LINES}: "
+                    f"{cell.place} shows {lines} lines, more than {most}: "
                     "split it, or fold it with '#| code-fold: true'."
                 )
     return found

@@ -277,19 +277,30 @@ def test_a_chapter_that_is_long(small_house):
 
 
 def test_a_cell_on_the_page_that_is_long(small_house):
-    cell, most = small_house.chapters["01_first.ipynb"][7], house.MOST_LINES
+    cell, most = small_house.chapters["01_first.ipynb"][5], house.MOST_LINES
     cell.source = "#| eval: true\n" + "\n".join(["assert True"] * most)
     assert not house.cells_on_a_page_are_short(small_house.built())
     cell.source += "\nassert True"
-    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 8", f"{most + 1} lines")
+    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 6", f"{most + 1} lines")
     for flag in ("#| hide", "#| code-fold: true"):
         cell.source = "\n".join([flag, *["assert True"] * (most + 1)])
         assert not house.cells_on_a_page_are_short(small_house.built())
     documented = ["def one():", '    """Return one.', "", *["    Words."] * most, '    """', "    return 1"]
     cell.source = "\n".join(documented)
-    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 8")
+    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 6")
     cell.source = "\n".join(["#| export", *documented])  # of which the page shows the summary
     assert not house.cells_on_a_page_are_short(small_house.built())
+
+
+def test_a_cell_in_a_solution_may_be_longer(small_house):
+    cells, most = small_house.chapters["01_first.ipynb"], house.MOST_LINES_ON_A_CLICK
+    cells[7].source = "\n".join(["assert True"] * most)
+    cells.append(code("\n".join(["assert True"] * house.MOST_LINES)))
+    assert not house.cells_on_a_page_are_short(small_house.built())
+    cells[9].source += "\nassert True"
+    only(house.cells_on_a_page_are_short(small_house.built()), "nbs/01_first.ipynb, cell 10")
+    cells[7].source += "\nassert True"
+    assert len(house.cells_on_a_page_are_short(small_house.built())) == 2
 
 
 @pytest.mark.parametrize("kind", ["theorem", "proposition", "lemma", "corollary"])
