@@ -29,7 +29,6 @@ MOST_WORDS = 3500  # of a chapter
 ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with chapter 18, what everybody reads
 SHORTER = {f"{name}.ipynb": 3000 for name in ROUTE} | {"18_perplexity.ipynb": 1500}
 WORDS_A_MINUTE = 180
-ESTIMATED_BEFORE = ()
 MOST_LINES = 30  # of a cell that the page shows
 MOST_LINES_ON_A_CLICK = 40  # of one in a solution, which opens on a click
 NOT_EXPORTED = ("__init__.py", "__main__.py")  # written by hand, but for the version
@@ -405,7 +404,7 @@ def reading_times_are_those_of_a_reader(root):
         cells = cells_of(path)
         printed = PRINTED.search("\n".join(cell.source for cell in cells if cell.kind == "markdown"))
         minutes = reading_minutes(cells)
-        if printed and path.name not in ESTIMATED_BEFORE and abs(int(printed[1]) / minutes - 1) > 0.3:
+        if printed and abs(int(printed[1]) / minutes - 1) > 0.3:
             found.append(f"nbs/{path.name} says {printed[1]} minutes to read: a reader takes {5 * round(minutes / 5)}.")
     return found
 
