@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_half_deleted_is_not_listed(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
-    class PowerFails(Exception):
+    class PowerFails(OSError):
         pass
 
     def fail(path, target):
