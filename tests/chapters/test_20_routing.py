@@ -1,5 +1,6 @@
 """Chapter 20: the routing law with its mutants, on every layer of the book; the chains and their exact posteriors."""
 
+import copy
 import itertools
 import math
 
@@ -105,19 +106,6 @@ def test_prop_routing_constant(p):
     return without_a_say(p)
 
 
-def aggregate(p, cross=True):
-    one = RoutingRound(p.alpha, p.v, p.u, None, None)
-    left = (p.alpha * one.b_change).sum()
-    expected = (p.alpha.T @ p.u).square().sum() if cross else (p.alpha.square() * p.u.square().sum(1)[:, None]).sum()
-    return left[None], -expected[None]
-
-
-@claim(problems, tolerance=1e-10, mutant=lambda p: aggregate(p, cross=False))
-def test_thm_aggregate(p):
-    """Σ α Δb = −‖αᵀU‖². Mutant: without the terms of two queries."""
-    return aggregate(p)
-
-
 def advantage_change(p, centred=True):
     """Measured after a step on the values, against the proposition: the change, its row means, what the library has,
     and a query on its own."""
@@ -190,26 +178,45 @@ def test_another_scale_of_the_estimate_routes_the_same():
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def prototypes(p, weighted=False):
-    """Where the values rest, by least squares on α; for hard weights, the weighted means, in one step."""
-    T, S = p.s.shape
-    y = p.W[: len(p.v.T)].T[p.y]  # any targets (T, K)
-    v = torch.linalg.pinv(p.alpha) @ y
-    if weighted:
-        v = (p.alpha.T @ y) / p.alpha.sum(0)[:, None]
-    rest = p.alpha.T @ (p.alpha @ v - y)  # the gradient of ½Σ‖y − g‖² by the values
-    hard = torch.eye(S)[p.s.argmax(1)]
-    size = hard.sum(0)[:, None].clamp(min=1)
-    step = p.v - (hard.T @ (hard @ p.v - y)) / size
-    mean = torch.where(hard.sum(0)[:, None] > 0, hard.T @ y / size, p.v)
-    left = torch.cat([rest.flatten(), step.flatten()])
-    return left, torch.cat([torch.zeros_like(rest).flatten(), mean.flatten()])
+class Shifted(Problem):
+    """A problem whose keys and values are mixed with those of the token before, one query a token."""
+
+    def __init__(self, seed, T, K):
+        super().__init__(seed, T, T, K)
+        rng = torch.Generator().manual_seed(seed + 1)
+        normal = lambda *shape: torch.randn(*shape, generator=rng)
+        self.q, self.k, self.mixing = normal(T, K), normal(T, K), normal(4, K)
+
+    def mixed(self, k, v, a_k, c_k, a_v, c_v):
+        """Scores and values of mixed keys and values."""
+        before = lambda z: torch.nn.functional.pad(z, (0, 0, 1, -1))
+        keys, values = (1 + a_k) * k + c_k * before(k), (1 + a_v) * v + c_v * before(v)
+        return self.q @ keys.T / math.sqrt(k.shape[1]), values
 
 
-@claim(problems, tolerance=1e-9, mutant=lambda p: prototypes(p, weighted=True))
-def test_prop_prototypes(p):
-    """Soft weights: least squares; hard weights: a step is the mean. Mutant: weighted means for soft weights."""
-    return prototypes(p)
+def shifted(p, neighbour=True):
+    """The gradients by v and by both coefficients of the token before: by autograd, and by the proposition."""
+    leaves = [z.clone().requires_grad_() for z in (p.k, p.v, *p.mixing)]
+    _, by_v, _, by_key_c, _, by_value_c = torch.autograd.grad(p.loss(*p.mixed(*leaves)), leaves)
+    law = copy.copy(p)
+    law.s, law.v = p.mixed(p.k, p.v, *p.mixing)  # b = <u, mixed value>
+    w, (_, _, a, c) = law.alpha.T @ law.u, p.mixing
+    after, before = torch.nn.functional.pad(w, (0, 0, -1, 1)), lambda z: torch.nn.functional.pad(z, (0, 0, 1, -1))
+    by_keys = routing_law(law.alpha, law.b).T @ p.q / math.sqrt(p.k.shape[1])
+    expected = [(1 + a) * w + (c * after if neighbour else 0)]
+    expected += [(w * before(p.v)).sum(0), (by_keys * before(p.k)).sum(0)]
+    sides = [by_v, by_value_c, by_key_c], expected
+    return (torch.cat([z.flatten() for z in side]) for side in sides)
+
+
+@claim(
+    st.builds(Shifted, st.integers(0, 2**31), st.integers(2, 6), st.integers(1, 5)),
+    tolerance=1e-10,
+    mutant=lambda p: shifted(p, neighbour=False),
+)
+def test_prop_routing_shift(p):
+    """Both neighbours' weights reach a value. Mutant: a value learns through its own weights alone."""
+    return shifted(p)
 
 
 # ---------------------------------------------------------------- the law by hand

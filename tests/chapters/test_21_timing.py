@@ -135,31 +135,6 @@ def test_the_gradients_of_both_matrices_by_finite_differences():
     assert (grad_q - x.T @ p.G @ x @ k / math.sqrt(2)).abs().max() < 1e-6
 
 
-def ratio(p, factor=2.0):
-    n = lambda z: z / z.norm(dim=1, keepdim=True)
-    x, f = p.x[0], p.x[1] - p.x[0]
-    left = (n(x + f) - n(x)).norm(dim=1)
-    longer = torch.maximum(x.norm(dim=1), (x + f).norm(dim=1))
-    return left, factor * f.norm(dim=1) / longer
-
-
-class Opposite(Head):
-    """Writes that turn a token round."""
-
-    def __init__(self, seed, T, D):
-        super().__init__(seed, T, D, 1, 1.0)
-        self.x = (self.x[0], -self.x[0])
-
-
-writes = st.one_of(wide, st.builds(Opposite, st.integers(0, 2**31), st.integers(1, 4), st.integers(2, 4)))
-
-
-@claim(writes, tolerance=1e-12, relation="<=", mutant=lambda p: ratio(p, factor=0.9))
-def test_prop_normaliser(p):
-    """What a normaliser passes on of a write. Mutant: a factor below one."""
-    return ratio(p)
-
-
 budgets = st.tuples(st.floats(0, 1), st.integers(0, 40), st.integers(1, 20), st.integers(100, 400))
 
 
