@@ -101,6 +101,8 @@ def leave_out_what_no_page_loads(app, error):
     loaded = tuple(str(mathjax / name) for name in MATHJAX)
     unused = [file for file in mathjax.rglob("*.*") if file.is_file() and not str(file).startswith(loaded)]
     unused += [*static.rglob("*.map"), *static.rglob("webfonts/*.ttf"), *static.glob("scripts/fontawesome.js*")]
+    # Alphabets that no formula of the book is written in.
+    unused += [font for name in ("Fraktur", "SansSerif", "Script") for font in static.rglob(f"MathJax_{name}-*.woff")]
     for file in set(unused):
         file.unlink()
     shutil.rmtree(static / "locales", ignore_errors=True)  # the theme's own, from which it has translated already

@@ -49,13 +49,16 @@ def claims_in(document):
     return [(" ".join(claim.split()), verdict) for claim, verdict in found]
 
 
+def is_shown(text):
+    """Whether a text stands in a badge or in a cell of a table."""
+    badge = any(name.startswith("sd-b") for name in text.parent["classes"])
+    return badge or any(isinstance(above, nodes.entry) for above in (text.parent.parent, text.parent.parent.parent))
+
+
 def verdicts_in(document):
     """How often a page gives each verdict: on a claim, in a badge or in a table."""
-    shown = [
-        WORD.fullmatch(node.astext())
-        for node in document.findall(lambda node: isinstance(node, (nodes.strong, nodes.emphasis, nodes.inline)))
-        if any(name.startswith("sd-b") for name in node["classes"]) or isinstance(node.parent.parent, nodes.entry)
-    ]
+    texts = [text for text in document.findall(nodes.Text) if is_shown(text)]
+    shown = [WORD.fullmatch(" ".join(text.astext().split())) for text in texts]
     return Counter([verdict for _, verdict in claims_in(document)] + [found[1] for found in shown if found])
 
 
@@ -112,7 +115,10 @@ class WriteStatus(SphinxPostTransform):
 
         runs = [[f"<code>{name}</code>", escape(why), *numbers] for name, why, *numbers in missing_runs(Report())]
         yield from self.titled("Pages", table(["page", "seconds to run", *VERDICTS], pages))
-        yield from self.titled("Claims that did not hold or are open", table(["page", "claim", "verdict"], claims))
+        yield from self.titled(
+            "Claims that did not hold or are open, where a page prints the claim and its verdict",
+            table(["page", "claim", "verdict"], claims),
+        )
         yield from self.titled("Runs that are missing", table(["experiment", "question", "in", "of"], runs))
 
     @staticmethod

@@ -381,11 +381,10 @@ def judge_previous_token(
         "there is more to it: boosted − wider by FLOPs, both shifted",
     )
     if setting:
-        sides = ("standard", "wider by FLOPs")[:rules]
         claims = [
-            f"{setting}, rule {k}: boosted − {side}, both shifted"
-            for k, side in enumerate(sides, 1)
-        ]
+            f"{setting}, rule 1: little gain, boosted − standard, both shifted",
+            f"{setting}, rule 2: a gain, boosted − wider by FLOPs, both shifted",
+        ][:rules]
     for place, (claim, limit) in enumerate(zip(claims, (-MARGIN, 0))):
         row, why = of.rows[place], of.doubts[place]  # met, contradicted or open
         if of.rules is None or why:

@@ -406,12 +406,16 @@ def test_what_the_shift_decides(outcome, shift_reports, capsys):
 def test_rule_1_in_another_setting_looks_once(outcome, verdict, shift_reports, capsys):
     verdicts.judge_previous_token(shift_reports[outcome], "shift")
     printed = capsys.readouterr().out
-    said = "shift, rule 1: boosted − standard", "10 pairs", "95 % interval not below"
+    said = "shift, rule 1: little gain, boosted − standard", "10 pairs", "95 % interval not below"
     assert all(text in printed for text in said)
     assert printed.count("verdict") == printed.count(f"verdict     {verdict}") == 1
     verdicts.judge_previous_token(shift_reports[outcome], "shift", rules=2)
     both = capsys.readouterr().out
-    assert both.startswith(printed) and "shift, rule 2: boosted − wider by FLOPs" in both and both.count("verdict") == 2
+    assert (
+        both.startswith(printed)
+        and "shift, rule 2: a gain, boosted − wider by FLOPs" in both
+        and both.count("verdict") == 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -260,14 +260,11 @@ def test_a_checkpoint_that_is_half_deleted_is_not_listed(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_takes_its_place_by_one_rename(tmp_path, monkeypatch):
-    class PowerFails(OSError):
-        pass
-
     def fail(path, target):
         assert len([*path.iterdir()]) == 3 and not target.exists()
-        raise PowerFails
+        raise OSError("here the power fails")
 
-    with monkeypatch.context() as patched, pytest.raises(PowerFails):
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the power fails"):
         patched.setattr(Path, "rename", fail)
         run(folder=tmp_path)
     assert checkpoints(tmp_path) == {} and not [*tmp_path.glob("step-*")]
