@@ -283,7 +283,7 @@ def _provenance() -> dict[str, object]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
+        if torch.cuda.is_initialized()  # a GPU that computed nothing is no provenance
         else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
         "profile": profile(),

@@ -628,7 +628,7 @@ def _within(place: str | Path) -> Iterator[None]:
         argument = f"{place}: {error.argument}"
         raise ArgumentError(argument, error.got, error.want) from None
     except ValueError as error:  # TOML that is none
-        raise ValueError(f"{place}: {error}") from None
+        raise ArgumentError(str(place), str(error), "a TOML file") from None
 
 
 def _read_table(path: Path) -> dict:

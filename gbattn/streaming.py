@@ -153,8 +153,6 @@ def closed_classes(transition: torch.Tensor) -> ClosedClasses:
 #| code-fold: true
 def _check_transition(P) -> None:
     check_tensor("transition", P, "n n", dtype=FLOATING, positive="n")
-    square = P.shape[0] == P.shape[1]
-    require(square, "transition", f"shape {tuple(P.shape)}", "(n, n)")
     fits = bool((P >= 0).all()) and bool(((P.sum(1) - 1).abs() < 1e-5).all())
     got = f"{_range(P)}, rows that add up to {_range(P.sum(1))}"
     want = "numbers that are not negative, rows that add up to 1"

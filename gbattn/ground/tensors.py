@@ -41,8 +41,8 @@ def check_tensor(
     x : torch.Tensor
         Its value.
     shape : str
-        Letters of the notation, such as ``"B T D"``; a leading ``"…"`` stands for any
-        dimensions.
+        Letters of the notation, such as ``"B T D"``; a letter that comes twice stands for
+        one size; a leading ``"…"`` stands for any dimensions.
     dtype, device : optional
         What they must be; a dtype or a rule for one.
     of : str
@@ -57,8 +57,9 @@ def check_tensor(
     tensor = isinstance(x, torch.Tensor)
     fits = tensor and x.ndim >= len(known) and (x.ndim == len(known) or known != letters)
     if fits:
+        seen = dict(sizes)
         for letter, n in zip(known, x.shape[x.ndim - len(known) :]):
-            if n != sizes.get(letter, n) or (letter in least and n < 1):
+            if n != seen.setdefault(letter, n) or (letter in least and n < 1):
                 fits = False
                 break
     if not fits:

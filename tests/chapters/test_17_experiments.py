@@ -80,6 +80,13 @@ def test_a_default_may_be_stated():
     assert replace(one, train=replace(one.train, schedule="cosine")).id == one.id
 
 
+def test_a_file_that_is_not_toml_is_named(tmp_path):
+    path = tmp_path / "torn.toml"
+    path.write_text("arms = = 2")
+    with refused(str(path), want="a TOML file"):
+        Experiment.from_toml(path)
+
+
 def test_rates_from_a_sweep_of_ones_own(tmp_path):
     sweep = OWN.replace("learning_rate = 0.001\n", "") + "[grid]\nlearning_rate = [0.001, 0.002]\n"
     (tmp_path / "sweep.toml").write_text(sweep)

@@ -28,6 +28,7 @@ from gbattn.ground.tensors import (
         (torch.ones(()), "… D", {}, "shape ()", "(…, D)"),
         (torch.ones(2, 3, 5), "… D", {"D": 4}, "shape (2, 3, 5)", "(…, D) with D = 4"),
         (torch.ones(2, 2), "n", {}, "shape (2, 2)", "(n,)"),
+        (torch.ones(2, 3), "n n", {}, "shape (2, 3)", "(n, n)"),
         ("x", "…", {}, "str", "a tensor"),
         (torch.ones(2).long(), "n", {"dtype": FLOATING}, "dtype torch.int64", "a floating dtype"),
         (torch.ones(2) > 0, "n", {"dtype": INTEGRAL}, "dtype torch.bool", "an integer dtype"),
