@@ -31,6 +31,8 @@ from gbattn.ground.arguments import (
     require,
 )
 from gbattn.ground.estimators import (
+    ClassifierOptions,
+    RegressorOptions,
     hold_out,
     new_learners,
     two_classes,
@@ -434,40 +436,10 @@ def _staged(machine, X):
 def _last(machine, X):
     return deque(_staged(machine, X), maxlen=1)[0]
 
-# %% ../nbs/05_boosting.ipynb #0b7d51c3
-#| code-fold: true
-# The options of the regressor
-class _RegressorOptions:
-    """The options of `GradientBoosting`, which says what they are."""
-
-    def __init__(
-        self,
-        base_learner=None,
-        *,
-        loss="squared_error",
-        learning_rate=0.1,
-        n_estimators=100,
-        line_search="auto",
-        subsample=1.0,
-        init=None,
-        alpha=0.9,
-        n_iter_no_change=None,
-        validation_fraction=0.1,
-        tol=1e-4,
-        random_state=None,
-    ):
-        self.base_learner, self.loss = base_learner, loss
-        self.learning_rate, self.n_estimators = learning_rate, n_estimators
-        self.line_search, self.subsample = line_search, subsample
-        self.init, self.alpha, self.tol = init, alpha, tol
-        self.n_iter_no_change = n_iter_no_change
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-
 # %% ../nbs/05_boosting.ipynb #c24f5601
 #| code-fold: true
 # The regressor: fit and predict
-class _Regressor(_RegressorOptions):
+class _Regressor(RegressorOptions):
     """Friedman's gradient boosting machine, as a scikit-learn regressor.
 
     Parameters
@@ -557,42 +529,10 @@ class _Regressor(_RegressorOptions):
         for F in _staged(self, X):
             yield self._loss.response(torch.from_numpy(F)).numpy()
 
-# %% ../nbs/05_boosting.ipynb #9d2e40a6
-#| code-fold: true
-# The options of the classifier
-class _ClassifierOptions:
-    """The options of `GradientBoostingClassifier`, which says what they are."""
-
-    def __init__(
-        self,
-        base_learner=None,
-        *,
-        learning_rate=0.1,
-        n_estimators=100,
-        line_search="auto",
-        subsample=1.0,
-        init=None,
-        n_iter_no_change=None,
-        validation_fraction=0.1,
-        tol=1e-4,
-        random_state=None,
-    ):
-        self.base_learner, self.init, self.tol = base_learner, init, tol
-        self.learning_rate, self.n_estimators = learning_rate, n_estimators
-        self.line_search, self.subsample = line_search, subsample
-        self.n_iter_no_change = n_iter_no_change
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
-
 # %% ../nbs/05_boosting.ipynb #31af0c5a
 #| code-fold: true
 # The classifier: fit, log-odds, probabilities, labels
-class _Classifier(_ClassifierOptions):
+class _Classifier(ClassifierOptions):
     """Friedman's machine for two classes: `GradientBoosting` with the logistic
     loss, as a scikit-learn classifier.
 

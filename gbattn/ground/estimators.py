@@ -106,3 +106,61 @@ def two_classes(y) -> tuple[np.ndarray, np.ndarray]:
     classes, labels = np.unique(y, return_inverse=True)
     require(len(classes) == 2, "y", f"{len(classes)} class", "two classes")
     return classes, labels
+
+
+class RegressorOptions:
+    """The options of `gbattn.boosting.GradientBoosting`, which says what they are."""
+
+    def __init__(
+        self,
+        base_learner=None,
+        *,
+        loss="squared_error",
+        learning_rate=0.1,
+        n_estimators=100,
+        line_search="auto",
+        subsample=1.0,
+        init=None,
+        alpha=0.9,
+        n_iter_no_change=None,
+        validation_fraction=0.1,
+        tol=1e-4,
+        random_state=None,
+    ):
+        self.base_learner, self.loss = base_learner, loss
+        self.learning_rate, self.n_estimators = learning_rate, n_estimators
+        self.line_search, self.subsample = line_search, subsample
+        self.init, self.alpha, self.tol = init, alpha, tol
+        self.n_iter_no_change = n_iter_no_change
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+
+
+class ClassifierOptions:
+    """The options of `gbattn.boosting.GradientBoostingClassifier`, which says what they are."""
+
+    def __init__(
+        self,
+        base_learner=None,
+        *,
+        learning_rate=0.1,
+        n_estimators=100,
+        line_search="auto",
+        subsample=1.0,
+        init=None,
+        n_iter_no_change=None,
+        validation_fraction=0.1,
+        tol=1e-4,
+        random_state=None,
+    ):
+        self.base_learner, self.init, self.tol = base_learner, init, tol
+        self.learning_rate, self.n_estimators = learning_rate, n_estimators
+        self.line_search, self.subsample = line_search, subsample
+        self.n_iter_no_change = n_iter_no_change
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
