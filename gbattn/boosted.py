@@ -81,7 +81,7 @@ def residual_round(
 
 # %% ../nbs/08_boosted.ipynb #f48ade95
 #| code-fold: true
-# F + g ⊙ c for gates of any size, and a gate that starts at one half
+# The line F + g ⊙ c for gates of any size, and a gate that starts at one half
 def gated(F: torch.Tensor, g: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
     """Return the one line, F + g ⊙ c.
 

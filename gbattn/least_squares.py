@@ -420,7 +420,7 @@ def _check_intercept_and_weights(
 
 # %% ../nbs/01_least_squares.ipynb #821c1f26
 #| code-fold: true
-# X and Y block by block, their means, and the residual of the normal equations
+# Rows in blocks, their means, and the residual of the normal equations
 def _blocks(
     X, Y, weights, means, rows: int = 8192
 ) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -500,7 +500,7 @@ def _refined(X, Y, weights, means, ridge, L, M, needs_gradient: bool):
 
 # %% ../nbs/01_least_squares.ipynb #5639c449
 #| code-fold: true
-# L and M: from XᵀX and XᵀY, or accurately from the triangle of a QR
+# The factors L and M: from XᵀX and XᵀY, or accurately from the triangle of a QR
 def _read_fast(X, Y, weights, means, ridge, rcond):
     """L and M from XᵀWX and XᵀWY."""
     gram = cross = 0
