@@ -7,11 +7,11 @@ __all__ = ['Loss', 'SquaredError', 'AbsoluteError', 'Huber', 'LogLoss', 'line_se
            'sharpen', 'boosted_smoother', 'GradientBoosting', 'GradientBoostingClassifier']
 
 # %% ../nbs/05_boosting.ipynb #d892cf7f
+# What the library's module imports
 import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from inspect import signature
 from itertools import islice
 
 import numpy as np
@@ -29,6 +29,14 @@ from gbattn.ground.arguments import (
     one_of,
     optional,
     require,
+)
+from gbattn.ground.estimators import (
+    ClassifierOptions,
+    RegressorOptions,
+    hold_out,
+    new_learners,
+    two_classes,
+    weighted_rows,
 )
 from .ground.packages import check_packages
 from .smoothers import check_rows
@@ -73,6 +81,7 @@ class Loss:
 
 # %% ../nbs/05_boosting.ipynb #b84555d4
 #| code-fold: true
+# Means and quantiles of weighted rows, and what a loss must be
 _BETWEEN = number("a number between 0 and 1", lambda x: 0 < x < 1)
 _WIDTH: Rule = (
     lambda x: (isinstance(x, float) and x == math.inf) or (is_number(x) and x > 0),
@@ -205,24 +214,6 @@ class LogLoss(Loss):
         want = "targets in [0, 1], not all 0 and not all 1"
         require(mixed, "y", f"targets from {low:g} to {high:g}", want)
 
-# %% ../nbs/05_boosting.ipynb #8765edc9
-#| code-fold: true
-def _check_search(loss, y, F, h, weights):
-    def like_y(x):
-        fits = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1
-        return fits and x.dtype == y.dtype and x.shape == y.shape
-
-    vector = like_y, "a floating tensor (n,), as y, F and h"
-    loss_rule = _is_loss, "a Loss"
-    check(loss=(loss, loss_rule), y=(y, vector), F=(F, vector), h=(h, vector))
-    for name, x in (("y", y), ("F", F), ("h", h)):
-        finite = bool(x.isfinite().all())
-        require(finite, name, "NaN or infinite entries", "finite entries")
-    if weights is not None:
-        check(weights=(weights, vector))
-        fits = bool((weights.isfinite() & (weights >= 0)).all())
-        require(fits, "weights", "other entries", "finite entries, 0 or more")
-
 # %% ../nbs/05_boosting.ipynb #7eae6d2a
 def line_search(
     loss: Loss,
@@ -268,6 +259,25 @@ def line_search(
         low, high = (middle, high) if falls(middle) else (low, middle)
     return high
 
+# %% ../nbs/05_boosting.ipynb #8765edc9
+#| code-fold: true
+# What a line search takes
+def _check_search(loss, y, F, h, weights):
+    def like_y(x):
+        fits = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1
+        return fits and x.dtype == y.dtype and x.shape == y.shape
+
+    vector = like_y, "a floating tensor (n,), as y, F and h"
+    loss_rule = _is_loss, "a Loss"
+    check(loss=(loss, loss_rule), y=(y, vector), F=(F, vector), h=(h, vector))
+    for name, x in (("y", y), ("F", F), ("h", h)):
+        finite = bool(x.isfinite().all())
+        require(finite, name, "NaN or infinite entries", "finite entries")
+    if weights is not None:
+        check(weights=(weights, vector))
+        fits = bool((weights.isfinite() & (weights >= 0)).all())
+        require(fits, "weights", "other entries", "finite entries, 0 or more")
+
 # %% ../nbs/05_boosting.ipynb #85024c80
 class _Smoothing:
     """A recipe X → S as a regressor."""
@@ -283,8 +293,41 @@ class _Smoothing:
         S = self.recipe(self.X, X_query=torch.tensor(X))  # (m, n)
         return (S @ self.r).numpy()
 
+# %% ../nbs/05_boosting.ipynb #efbee988
+def _boost(machine, X, y, loss, w, stratify=None):
+    """Fit: each round a learner fits the negative gradient of its rows."""
+    from sklearn.utils import check_random_state
+
+    rng = check_random_state(machine.random_state)
+    (X, y, w), others = hold_out(machine, X, y, loss, w, stratify)
+    of = lambda rows=slice(None): () if w is None else (w[rows],)
+    start = 0.0 if machine.init == "zero" else loss.start(y, *of()).item()
+    F, machine.init_ = torch.full_like(y, start), start
+    machine.estimators_, machine.steps_, scores = [], [], []
+    watch = None if others is None else _Watch(machine, *others)
+    learners = new_learners(machine.base_learner, rng, _Smoothing)
+    for learner in islice(learners, machine.n_estimators):
+        rows = _drawn(machine, rng, len(y))
+        loss = loss.at(y, F, *of())
+        r = loss.negative_gradient(y, F).numpy()
+        weight = [("sample_weight", a.numpy()) for a in of(rows)]
+        learner.fit(X[rows], r[rows], **dict(weight))
+        rho = _search(machine, loss, learner, X, y, F, rows, of)
+        machine.estimators_.append(learner)
+        machine.steps_.append(machine.learning_rate * rho)
+        F = F + machine.steps_[-1] * _predictions(learner, X)
+        scores.append(_mean(loss.value(y, F), w).item())
+        if watch is not None and watch.stops(machine, loss):
+            break
+    machine.n_estimators_, machine._loss = len(scores), loss
+    machine.steps_, machine.train_score_ = map(np.array, (machine.steps_, scores))
+    if watch is not None:
+        machine.validation_score_ = np.array(watch.losses)
+    return machine
+
 # %% ../nbs/05_boosting.ipynb #c3afa16c
 #| code-fold: true
+# The predictions of a base learner, and what the options of a machine must be
 def _predictions(learner, X: np.ndarray) -> torch.Tensor:
     """The predictions of a base learner, one number per row."""
     h = np.asarray(learner.predict(X), dtype=np.float64)
@@ -316,65 +359,17 @@ _RULES: dict[str, Rule] = {
     "tol": NOT_NEGATIVE,
 }
 
-# %% ../nbs/05_boosting.ipynb #d52d7d7a
-#| code-fold: true
-def _learners(machine, rng):
-    """Unfitted base learners, without end."""
-    from sklearn.base import clone
-    from sklearn.tree import DecisionTreeRegressor
-
-    base = machine.base_learner
-    if base is None:
-        base = DecisionTreeRegressor(max_depth=3)
-    if not hasattr(base, "fit"):
-        while True:
-            yield _Smoothing(base)
-    draws = [
-        name
-        for name, value in base.get_params().items()
-        if name.split("__")[-1] == "random_state" and value is None
-    ]
-    while True:
-        # A learner within the learner gets a seed: a fit that clones it would
-        # clone a generator, too, and not advance this one.
-        seeds = {
-            name: rng if name == "random_state" else rng.randint(2**31 - 1)
-            for name in draws
-        }
-        learner = clone(base)
-        yield learner.set_params(**seeds) if seeds else learner
-
-# %% ../nbs/05_boosting.ipynb #f9b3b84b
-#| code-fold: true
-def _weighed(machine, X, y, sample_weight, loss):
-    """The rows of positive weight, and their weights if any were given."""
-    from sklearn.utils.validation import _check_sample_weight, has_fit_parameter
-
-    check_fields(machine, _RULES)
-    if sample_weight is None:
-        return X, y, None
-    w = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    most = np.finfo(w.dtype).max / len(w)
-    fits = bool(w.min() >= 0 and 0 < w.max() < most)
-    want = "entries that are not negative, with a positive, finite sum"
-    got = f"entries from {w.min():.3g} to {w.max():.3g}"
-    require(fits, "sample_weight", got, want)
-    base, name = machine.base_learner, type(machine.base_learner).__name__
-    fits = base is None or (
-        hasattr(base, "fit") and has_fit_parameter(base, "sample_weight")
-    )
-    want = "None, or a base_learner whose fit takes sample_weight"
-    require(fits, "sample_weight", f"weights with a {name}", want)
-    for method in (loss.start, loss.leaf, loss.at):
-        fits = "weights" in signature(method).parameters
-        got = f"weights with a {type(loss).__name__}"
-        want = f"None, or a loss whose {method.__name__} takes weights"
-        require(fits, "sample_weight", got, want)
-    here = w > 0
-    return X[here], y[here], w[here]
-
 # %% ../nbs/05_boosting.ipynb #3ed9f0bb
 #| code-fold: true
+# The rows of a round, and its step: one for each leaf, one for all rows, or 1
+def _drawn(machine, rng, n):
+    """The rows of a round, in order."""
+    if machine.subsample == 1:
+        return np.arange(n)
+    size = max(1, int(machine.subsample * n))
+    return np.sort(rng.choice(n, size, replace=False))
+
+
 def _search(machine, loss, learner, X, y, F, rows, of):
     """The factor ρ of one round; for a tree, each leaf is set to its own."""
     how = machine.line_search
@@ -405,36 +400,9 @@ def _search(machine, loss, learner, X, y, F, rows, of):
         return max(step, 0.0) if constrained else step
     return 1.0
 
-# %% ../nbs/05_boosting.ipynb #16a584ea
-#| code-fold: true
-def _drawn(machine, rng, n):
-    """The rows of a round, in order."""
-    if machine.subsample == 1:
-        return np.arange(n)
-    size = max(1, int(machine.subsample * n))
-    return np.sort(rng.choice(n, size, replace=False))
-
-
-def _held_out(machine, X, y, loss, w, stratify):
-    """The rows to fit and the rows to watch, checked: X, y and weights of each; the
-    latter are None unless `n_iter_no_change` asks for them."""
-    from sklearn.model_selection import train_test_split
-
-    as_tensor = lambda x: None if x is None else torch.tensor(x)
-    loss.check(torch.tensor(y))
-    X = np.ascontiguousarray(X)
-    if machine.n_iter_no_change is None:
-        return (X, torch.tensor(y), as_tensor(w)), None
-    arrays = (X, y) if w is None else (X, y, w)
-    options = dict(random_state=machine.random_state, stratify=stratify)
-    options |= dict(test_size=machine.validation_fraction)
-    X, X_val, y, y_val, *parts = train_test_split(*arrays, **options)
-    w, w_val = map(torch.tensor, parts) if parts else (None, None)
-    loss.check(torch.tensor(y))  # of the rows to fit alone, too
-    return (X, torch.tensor(y), w), (X_val, torch.tensor(y_val), w_val)
-
 # %% ../nbs/05_boosting.ipynb #b05c1a7e
 #| code-fold: true
+# The loss of the rows held out, and the estimates of new rows after each round
 class _Watch:
     """The mean loss of the rows held out, after each round."""
 
@@ -451,40 +419,7 @@ class _Watch:
         waited = len(before) == machine.n_iter_no_change
         return waited and self.losses[-1] + machine.tol >= max(before)
 
-# %% ../nbs/05_boosting.ipynb #efbee988
-def _boost(machine, X, y, loss, w, stratify=None):
-    """Fit: each round a learner fits the negative gradient of its rows."""
-    from sklearn.utils import check_random_state
 
-    rng = check_random_state(machine.random_state)
-    (X, y, w), others = _held_out(machine, X, y, loss, w, stratify)
-    of = lambda rows=slice(None): () if w is None else (w[rows],)
-    start = 0.0 if machine.init == "zero" else loss.start(y, *of()).item()
-    F, machine.init_ = torch.full_like(y, start), start
-    machine.estimators_, machine.steps_, scores = [], [], []
-    watch = None if others is None else _Watch(machine, *others)
-    for learner in islice(_learners(machine, rng), machine.n_estimators):
-        rows = _drawn(machine, rng, len(y))
-        loss = loss.at(y, F, *of())
-        r = loss.negative_gradient(y, F).numpy()
-        weight = [("sample_weight", a.numpy()) for a in of(rows)]
-        learner.fit(X[rows], r[rows], **dict(weight))
-        rho = _search(machine, loss, learner, X, y, F, rows, of)
-        machine.estimators_.append(learner)
-        machine.steps_.append(machine.learning_rate * rho)
-        F = F + machine.steps_[-1] * _predictions(learner, X)
-        scores.append(_mean(loss.value(y, F), w).item())
-        if watch is not None and watch.stops(machine, loss):
-            break
-    machine.n_estimators_, machine._loss = len(scores), loss
-    machine.steps_ = np.array(machine.steps_)
-    machine.train_score_ = np.array(scores)
-    if watch is not None:
-        machine.validation_score_ = np.array(watch.losses)
-    return machine
-
-# %% ../nbs/05_boosting.ipynb #eafd6e36
-#| code-fold: true
 def _staged(machine, X):
     """Estimates after each round, before `Loss.response`."""
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -501,53 +436,10 @@ def _staged(machine, X):
 def _last(machine, X):
     return deque(_staged(machine, X), maxlen=1)[0]
 
-
-def _two_classes(y):
-    """The two labels in y, and the place of each entry among them."""
-    from sklearn.utils import multiclass
-
-    multiclass.check_classification_targets(y)
-    kind = multiclass.type_of_target(y, input_name="y", raise_unknown=True)
-    if kind != "binary":  # the sentence is scikit-learn's own
-        raise ValueError(
-            f"Only binary classification is supported. The type of the target is {kind}."
-        )
-    classes, labels = np.unique(y, return_inverse=True)
-    require(len(classes) == 2, "y", f"{len(classes)} class", "two classes")
-    return classes, labels
-
-# %% ../nbs/05_boosting.ipynb #0b7d51c3
-#| code-fold: true
-class _RegressorOptions:
-    """The options of `GradientBoosting`, which says what they are."""
-
-    def __init__(
-        self,
-        base_learner=None,
-        *,
-        loss="squared_error",
-        learning_rate=0.1,
-        n_estimators=100,
-        line_search="auto",
-        subsample=1.0,
-        init=None,
-        alpha=0.9,
-        n_iter_no_change=None,
-        validation_fraction=0.1,
-        tol=1e-4,
-        random_state=None,
-    ):
-        self.base_learner, self.loss = base_learner, loss
-        self.learning_rate, self.n_estimators = learning_rate, n_estimators
-        self.line_search, self.subsample = line_search, subsample
-        self.init, self.alpha, self.tol = init, alpha, tol
-        self.n_iter_no_change = n_iter_no_change
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-
 # %% ../nbs/05_boosting.ipynb #c24f5601
 #| code-fold: true
-class _Regressor(_RegressorOptions):
+# The regressor: fit and predict
+class _Regressor(RegressorOptions):
     """Friedman's gradient boosting machine, as a scikit-learn regressor.
 
     Parameters
@@ -610,7 +502,8 @@ class _Regressor(_RegressorOptions):
 
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         loss = self._named_loss()
-        X, y, w = _weighed(self, X, y, sample_weight, loss)
+        check_fields(self, _RULES)
+        X, y, w = weighted_rows(self.base_learner, X, y, sample_weight, loss)
         return _boost(self, X, y.astype(np.float64), loss, w)
 
     def _named_loss(self):
@@ -636,40 +529,10 @@ class _Regressor(_RegressorOptions):
         for F in _staged(self, X):
             yield self._loss.response(torch.from_numpy(F)).numpy()
 
-# %% ../nbs/05_boosting.ipynb #9d2e40a6
-#| code-fold: true
-class _ClassifierOptions:
-    """The options of `GradientBoostingClassifier`, which says what they are."""
-
-    def __init__(
-        self,
-        base_learner=None,
-        *,
-        learning_rate=0.1,
-        n_estimators=100,
-        line_search="auto",
-        subsample=1.0,
-        init=None,
-        n_iter_no_change=None,
-        validation_fraction=0.1,
-        tol=1e-4,
-        random_state=None,
-    ):
-        self.base_learner, self.init, self.tol = base_learner, init, tol
-        self.learning_rate, self.n_estimators = learning_rate, n_estimators
-        self.line_search, self.subsample = line_search, subsample
-        self.n_iter_no_change = n_iter_no_change
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
-
 # %% ../nbs/05_boosting.ipynb #31af0c5a
 #| code-fold: true
-class _Classifier(_ClassifierOptions):
+# The classifier: fit, log-odds, probabilities, labels
+class _Classifier(ClassifierOptions):
     """Friedman's machine for two classes: `GradientBoosting` with the logistic
     loss, as a scikit-learn classifier.
 
@@ -686,8 +549,9 @@ class _Classifier(_ClassifierOptions):
         from sklearn.utils.validation import validate_data
 
         X, y = validate_data(self, X, y, dtype=np.float64)
-        X, y, w = _weighed(self, X, y, sample_weight, LogLoss())
-        self.classes_, labels = _two_classes(y)
+        check_fields(self, _RULES)
+        X, y, w = weighted_rows(self.base_learner, X, y, sample_weight, LogLoss())
+        self.classes_, labels = two_classes(y)
         return _boost(self, X, labels.astype(np.float64), LogLoss(), w, labels)
 
     def decision_function(self, X):
@@ -716,6 +580,7 @@ class _Classifier(_ClassifierOptions):
 
 # %% ../nbs/05_boosting.ipynb #3278bf7a
 #| code-fold: true
+# The classes themselves, made on first use, so that the module loads without scikit-learn
 def _estimators() -> dict[str, type]:
     """Define the estimators on first use: the module does not load scikit-learn."""
     check_packages("estimators", "sklearn")
@@ -741,33 +606,6 @@ def __getattr__(name: str):
 
 
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
-
-# %% ../nbs/05_boosting.ipynb #ac808a38
-#| code-fold: true
-def _check_rounds(smoother, y, rounds, shrinkage, query=None):
-    """Check the arguments; return y as columns, and the smoothers and the query
-    smoothers of the rounds."""
-    check(rounds=(rounds, COUNT), shrinkage=(shrinkage, POSITIVE))
-    fits = isinstance(y, torch.Tensor) and y.ndim > 0
-    got = "a scalar" if isinstance(y, torch.Tensor) else type(y).__name__
-    require(fits, "y", got, "a torch.Tensor of shape (n,) or (…, n, c)")
-    columns = y[:, None] if y.ndim == 1 else y
-    smoothers, queries = (
-        list(S) if isinstance(S, Sequence) else [S] * rounds
-        for S in (smoother, query)
-    )
-    want = f"one matrix, or one for each of {rounds} rounds"
-    for name, S in (("smoother", smoothers), ("query", queries)):
-        require(len(S) == rounds, name, f"{len(S)} of them", want)
-    for S in {id(S): S for S in smoothers}.values():  # each matrix once
-        check_rows(S, y=columns)
-    n, dtype = columns.shape[-2], columns.dtype
-    for Q in queries if query is not None else ():
-        fits = isinstance(Q, torch.Tensor) and Q.ndim > 1 and Q.shape[-1] == n
-        got = f"shape {tuple(Q.shape)}" if isinstance(Q, torch.Tensor) else Q
-        require(fits, "query", got, f"shape (…, m, n) with n = {n}, as in y")
-        require(Q.dtype == dtype, "query", f"dtype {Q.dtype}", f"{dtype}, as in y")
-    return columns, smoothers, queries
 
 # %% ../nbs/05_boosting.ipynb #2f95ff3e
 def staged_l2_boost(
@@ -816,6 +654,34 @@ def _rounds(y, smoothers, queries, shrinkage, flat):
         F = F + shrinkage * (h if Q is None else Q @ r)
         r = r - shrinkage * h
         yield F[..., 0] if flat else F
+
+# %% ../nbs/05_boosting.ipynb #ac808a38
+#| code-fold: true
+# What the rounds of a smoother take
+def _check_rounds(smoother, y, rounds, shrinkage, query=None):
+    """Check the arguments; return y as columns, and the smoothers and the query
+    smoothers of the rounds."""
+    check(rounds=(rounds, COUNT), shrinkage=(shrinkage, POSITIVE))
+    fits = isinstance(y, torch.Tensor) and y.ndim > 0
+    got = "a scalar" if isinstance(y, torch.Tensor) else type(y).__name__
+    require(fits, "y", got, "a torch.Tensor of shape (n,) or (…, n, c)")
+    columns = y[:, None] if y.ndim == 1 else y
+    smoothers, queries = (
+        list(S) if isinstance(S, Sequence) else [S] * rounds
+        for S in (smoother, query)
+    )
+    want = f"one matrix, or one for each of {rounds} rounds"
+    for name, S in (("smoother", smoothers), ("query", queries)):
+        require(len(S) == rounds, name, f"{len(S)} of them", want)
+    for S in {id(S): S for S in smoothers}.values():  # each matrix once
+        check_rows(S, y=columns)
+    n, dtype = columns.shape[-2], columns.dtype
+    for Q in queries if query is not None else ():
+        fits = isinstance(Q, torch.Tensor) and Q.ndim > 1 and Q.shape[-1] == n
+        got = f"shape {tuple(Q.shape)}" if isinstance(Q, torch.Tensor) else Q
+        require(fits, "query", got, f"shape (…, m, n) with n = {n}, as in y")
+        require(Q.dtype == dtype, "query", f"dtype {Q.dtype}", f"{dtype}, as in y")
+    return columns, smoothers, queries
 
 # %% ../nbs/05_boosting.ipynb #6a7be224
 def l2_boost(

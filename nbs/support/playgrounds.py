@@ -23,6 +23,7 @@ STYLE = """
 .play svg {width: 100%; height: auto; user-select: none}
 .play text {font: 15px sans-serif}
 .play p {margin: .2rem 0; min-height: 3em; font-variant-numeric: tabular-nums}
+.play .key {display: flex; flex-wrap: wrap; gap: 0 1.2rem; font-size: .9em}
 .play button {padding: .2rem .8rem}
 """
 
@@ -42,21 +43,21 @@ def _choices() -> list[tuple]:
 # start of a slider, whether a box is checked, or what there is to choose
 FIGURES = {
     "fit": (
-        "Five points, the line fitted to them, dashed residuals, and the fit after a second round.",
+        "Three points, the line through the origin fitted to them, dashed residuals, and the fit after a second round.",
         260,
         [
-            (f"y{i}", f"point {i}", -4, 4, 0.05, start)
-            for i, start in enumerate((-1, 1.5, -0.5, 2.5, 1), 1)
+            (f"y{i}", f"point {i}", -2, 6, 0.05, start)
+            for i, start in enumerate((2, 3, 5), 1)
         ]
         + [("averages", "Gaussian averages instead of least squares", False)],
     ),
     "smooth": (
-        "Noisy points around a rising wave, the wave, and its estimate by averages or local lines.",
+        "Noisy points around a wave, the wave, and its estimate by averages or local lines.",
         250,
         [
-            ("bandwidth", "bandwidth", 0.02, 0.4, 0.005, 0.15),
+            ("bandwidth", "bandwidth", 0.02, 0.4, 0.005, 0.06),
             ("rounds", "rounds", 1, 8, 1, 1),
-            ("noise", "noise", 0, 0.6, 0.02, 0.2),
+            ("noise", "noise", 0, 0.6, 0.02, 0.3),
             ("lines", "local lines instead of averages", False),
         ],
     ),
@@ -75,9 +76,9 @@ FIGURES = {
         245,
         [
             ("rounds", "rounds", 0, 49, 1, 0),
-            ("shrinkage", "shrinkage ν", 0.05, 1, 0.05, 0.3),
-            ("bandwidth", "bandwidth", 0.04, 0.3, 0.005, 0.12),
-            ("noise", "noise", 0, 1, 0.05, 0.4),
+            ("shrinkage", "shrinkage ν", 0.05, 1, 0.05, 1),
+            ("bandwidth", "bandwidth", 0.04, 0.3, 0.005, 0.25),
+            ("noise", "noise", 0, 1, 0.05, 0.3),
         ],
     ),
     "depth": (
@@ -102,6 +103,35 @@ FIGURES = {
             ("sign", "read x + F, values and output negated", False),
         ],
     ),
+}
+# name: what its marks mean, each with its colour
+KEYS = {
+    "fit": [
+        ("●", "data", "points"),
+        ("━", "first", "fit"),
+        ("┅", "wrong", "residuals"),
+        ("┅", "second", "after a second round"),
+    ],
+    "smooth": [
+        ("●", "data", "noisy values"),
+        ("┅", "data", "truth"),
+        ("━", "second", "estimate"),
+    ],
+    "boost": [
+        ("●", "data", "noisy values"),
+        ("┅", "data", "truth"),
+        ("━", "second", "estimate"),
+        ("━", "first", "risk"),
+        ("●", "second", "risk now"),
+    ],
+    "second": [
+        ("●", "data", "tokens, the large one x"),
+        ("━", "first", "attention of x, first round (wider: more)"),
+        ("●", "first", "F, its estimate"),
+        ("┅", "wrong", "residual"),
+        ("○", "second", "attention of x, second round (larger: more)"),
+        ("━", "second", "gated correction, ending in the result"),
+    ],
 }
 ALPHAS = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0]
 DEPTHS = [*range(0, 65, 2)]
@@ -186,11 +216,15 @@ def play(name: str) -> HTML:
     alt, height, inputs = FIGURES[name]
     rows = "".join(_row(*one) for one in (inputs() if callable(inputs) else inputs))
     told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
+    key = "".join(
+        f'<span><b style="color: {told.get(colour, "inherit")}">{mark}</b> {words}</span>'
+        for mark, colour, words in KEYS.get(name, ())
+    )
     common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
     return HTML(
         f'<div class="play" id="play-{name}" role="group" aria-label="{html.escape(alt)}"><style>{STYLE}</style>'
         f'<svg viewBox="0 0 600 {height}" role="img" aria-label="{html.escape(alt)}"></svg>'
-        f'<p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
+        f'<div class="key">{key}</div><p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
         f"<script>{{\n{common}\nplay(document.currentScript.parentElement, (\n{own.rstrip().rstrip(';')}\n)"
         f"({json.dumps(told)}));\n}}</script></div>"
     )

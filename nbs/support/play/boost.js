@@ -1,7 +1,7 @@
-// Chapter 5: boosting a smoother: the fit after M rounds, and the risk against the number of rounds.
+// Chapter 5: its wave on 25 rows and a boosted smoother: the fit after M rounds, and the risk against the number of rounds.
 (given => {
   const n = 25, x = Array.from({length: n}, (_, i) => i / (n - 1));
-  const truth = x.map(t => Math.sin(2 * Math.PI * t)), counts = [...new Set(
+  const truth = x.map(t => Math.sin(6 * t)), counts = [...new Set(
     Array.from({length: 61}, (_, k) => Math.round(10 ** (k / 20))))];
   const across = t => 15 + 265 * t, down = y => 120 - 65 * y;
   const right = m => 335 + 82 * Math.log10(m);
@@ -36,7 +36,8 @@
         + line(right(best[0]), height(best[1]), right(best[0]), 215, given.first, 1, 'stroke-dasharray="2 3"')
         + circle(right(M), height(risks.find(r => r[0] === M)[1]), 6, given.second);
     },
-    tell: ({M, risk, best}) => `Risk ${round(risk, 3)} after ${M} round${M > 1 ? "s" : ""}; the least of this curve, ${round(best[1], 3)}, is at ${best[0]}.`,
+    tell: ({M, risk, best}, v) => `Shrinkage ${round(v.shrinkage, 2)}: after ${M} round${M > 1 ? "s" : ""} the risk is ${round(risk, 4)}; `
+      + `its least, ${round(best[1], 4)}, comes at ${best[0]} round${best[0] > 1 ? "s" : ""}.`,
     label: {rounds: k => counts[k], bandwidth: t => t.toFixed(3)},
   };
 })

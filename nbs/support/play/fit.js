@@ -1,7 +1,7 @@
-// Chapter 1: a line through five points, and what a second round finds in its residual.
+// Chapter 1: the line through the origin and three points, and what a second round finds in its residual.
 (given => {
-  const x = [-2, -1, 0, 1, 2], across = t => 300 + 125 * t, down = y => 130 - 26 * y;
-  const H = x.map(a => x.map(b => 1 / 5 + a * b / 10));  // the hat matrix of columns 1 and x
+  const x = [1, 2, 2], across = t => 60 + 215 * t, down = y => 190 - 30 * y;
+  const H = x.map(a => x.map(b => a * b / 9));  // the hat matrix of the column x
   const names = x.map((_, i) => `y${i + 1}`);
   return {
     compute: v => {
@@ -9,16 +9,20 @@
       const F = times(S, y), r = y.map((t, i) => t - F[i]);
       return {y, F, r, second: times(S, r)};
     },
-    at: (_, height) => Math.max(-4, Math.min(4, (130 - height) / 26)),
-    draw: ({y, F, second}) => {
+    at: (_, height) => Math.max(-2, Math.min(6, (190 - height) / 30)),
+    draw: ({y, F, second}, v) => {
+      const ends = v.averages ? [] : [0, 1, 2.4];  // the line goes on; averages are known at the points alone
+      const curve = (values, ...more) => path(
+        ends.length ? ends.map(t => [across(t), down(t * values[0])]) : [[across(1), down(values[0])], [across(2), down(values[1])]], ...more);
       let out = line(20, down(0), 580, down(0), "currentColor", 1, 'opacity=".3"');
       x.forEach((t, i) => { out += line(across(t), down(y[i]), across(t), down(F[i]), given.wrong, 2, 'stroke-dasharray="4 3"'); });
-      out += path(x.map((t, i) => [across(t), down(F[i])]), given.first);
-      out += path(x.map((t, i) => [across(t), down(F[i] + second[i])]), given.second, 2.5, 'stroke-dasharray="8 5"');
+      out += curve(F, given.first) + curve(F.map((t, i) => t + second[i]), given.second, 2.5, 'stroke-dasharray="8 5"');
       x.forEach((t, i) => { out += circle(across(t), down(y[i]), 9, "currentColor", `data-drag="${names[i]}" style="cursor:ns-resize;touch-action:none"`); });
       return out;
     },
-    tell: ({r, second}) => `Largest residual ${round(Math.max(...r.map(Math.abs)), 2)}; `
-      + `a second round adds at most ${round(Math.max(...second.map(Math.abs)), 2)}.`,
+    tell: ({F, r, second}) => {
+      const row = values => values.map(t => round(t, 2)).join(", ");
+      return `The fit is ${row(F)}, and the residual ${row(r)}. Shown the residual, the same smoother adds ${row(second)}.`;
+    },
   };
 })

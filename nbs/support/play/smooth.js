@@ -1,8 +1,8 @@
-// Chapter 3: a wave and its slope, smoothed in one or more rounds: bias and noise.
+// Chapter 3: its wave on 25 rows, smoothed in one or more rounds: bias and noise.
 (given => {
   const n = 25, x = Array.from({length: n}, (_, i) => i / (n - 1));
-  const truth = x.map(t => 2 * t + 0.5 * Math.sin(2 * Math.PI * t));
-  const across = t => 30 + 540 * t, down = y => 215 - 80 * y;
+  const truth = x.map(t => Math.sin(6 * t));
+  const across = t => 30 + 540 * t, down = y => 120 - 62 * y;
   return {
     data: {x, truth},
     compute: v => {
@@ -17,7 +17,8 @@
       path(x.map((t, i) => [across(t), down(truth[i])]), "currentColor", 1.5, 'stroke-dasharray="3 4"')
       + x.map((t, i) => circle(across(t), down(y[i]), 3, "currentColor", 'opacity=".55"')).join("")
       + path(x.map((t, i) => [across(t), down(F[i])]), given.second, 3),
-    tell: ({bias, noise, risk}) => `Mean squared bias ${round(bias, 4)} + variance ${round(noise, 4)} = risk ${round(risk, 4)}.`,
+    tell: ({bias, noise, risk}, v) => `${v.rounds} round${v.rounds > 1 ? "s" : ""} of ${v.lines ? "local lines" : "averages"} at bandwidth ${v.bandwidth.toFixed(3)}: `
+      + `squared bias ${round(bias, 4)} + variance ${round(noise, 4)} = risk ${round(risk, 4)}.`,
     label: {bandwidth: t => t.toFixed(3), rounds: t => t},
   };
 })
