@@ -95,20 +95,29 @@ def test_an_unseen_cell_is_folded_where_a_seen_one_needs_it(unseen, seen):
     "code, title",
     [
         ("import math", "imports"),
-        ("import math\ndef f(): ...", "imports, f"),
-        ("x = 1\ndef f(): ...\nclass C: ...", "f, C"),
-        ("\n".join(f"def f{i}(): ..." for i in range(5)), "f0, f1, f2, f3 …"),
-        ("x = y = 1\nx: int = 2\n(z, *_), w.v = f([u for u in 'ab'])", "x, y, z, _"),
-        ("#| label: fig-f\nx = 1\nplot()", "how the figure is made"),
-        ("from support.playgrounds import play\nplay('fit')", "imports, how the figure is made"),
+        ("import math\ndef f(): ...", "imports and the function f"),
+        ('def f():\n    """Return `x`.\n\n    More."""', "the function f: Return x"),
+        ("x = 1\ndef f(): ...\nclass C: ...", "the class C and the function f"),
+        ("def _check_x(): ...\ndef f(): ...\ndef check_y(): ...", "the function f and the checks _check_x and check_y"),
+        ("\n".join(f"def f{i}(): ..." for i in range(5)), "the functions f0, f1, f2 and others"),
+        ("x = y = 1\nx: int = 2\n(z, *_), w.v = f([u for u in 'ab'])", "how x, y, z and _ are computed"),
+        ("A = 1", "the constant A"),
+        ("A, B = 1, 2", "the constants A and B"),
+        ("#| label: fig-f\n# A comment.\nx = 1\nplot()", "how the figure is made"),
+        ("from support.playgrounds import play\nplay('fit')", "imports and how the figure is made"),
         ("x = 1\nassert put_to_test(x)", "how the claim is tested"),
-        ("def f():\n    return put_to_test(1)", "f"),
-        ("def f(): ...\nput_to_test(f())", "how the claim is tested, f"),
+        ("def f():\n    return put_to_test(1)", "the function f"),
+        ("def f(): ...\nput_to_test(f())", "how the claim is tested"),
         ("# The sentences above,\n# in Python.\nx = 1", "the sentences above, in Python"),
-        ("# DyT of this.\nx = 1", "DyT of this"),
-        ("# A comment\ndef f(): ...", "f"),
-        ("quote(f(x))", "the numbers that the text quotes"),
-        ("print(g(f(x)))", "g, f"),
+        ("# DyT of `this`.\n\n# And of x.\nx = 1", "DyT of this"),
+        ("# A comment\nimport math\ndef f(): ...", "a comment"),
+        ("x = 1\nquote(f(x))", "the numbers that the text quotes"),
+        ("x = load_records('a')", "what is read from the records"),
+        ("import math\nfigure_style()", "imports and the settings of the page"),
+        ("if profile() == 'full':\n    x = f()", "the runs at the size of the profile"),
+        ("short_table(x)", "how the table is made"),
+        ("assert f(x)", "the checks of the text"),
+        ("print(g(f(x)))", "the call of f and g"),
         ("print(1)", "what runs here"),
     ],
 )
@@ -123,7 +132,7 @@ def test_a_fold_says_what_it_holds(code, title):
 
 def test_an_unseen_cell_that_is_folded_has_such_a_title():
     first, _ = page_of("#| hide\nimport math\ndef f(): ...", "f, math")
-    assert first["metadata"]["mystnb"]["code_prompt_show"] == "Show imports, f"
+    assert first["metadata"]["mystnb"]["code_prompt_show"] == "Show imports and the function f"
 
 
 @pytest.mark.parametrize(
