@@ -524,7 +524,7 @@ def _():
     yield "default", "A default that is stated is the same setting."
 
 
-# ---- 18 Does it work? ----
+# ---- 18 Results ----
 
 
 @cache
@@ -702,7 +702,7 @@ def _():
     )
 
 
-# ---- 19 What the correction learns ----
+# ---- 19 Diagnosis ----
 
 
 @exercise(
