@@ -230,6 +230,13 @@ The paper says $a^{n}$, see {{numref}}`fig-line` or ($b$), and
 $$ a = b $$ (eq-{n})
 ```
 """
+INTRODUCED = """
+Here hat matrices, a map.
+
+## Linear maps, and a hat
+
+Hat matrices, and one more hat matrix; this is a **round**.
+"""
 ALIKE = """@misc{b, author = {Zoe Xu and Ann Bly and Al Cox}, title = {{The} Second}, year = {2025}}
 @misc{a, author = {Ed Xu and Bo Day and Di Ek}, title = {The {First}}, year = {2025}}
 @misc{c, author = {Zoe Xu and Ann Bly}, title = {A Linear Memory}, year = {2025}}"""
@@ -244,6 +251,9 @@ linear memory
 
 linear
   Of a map.
+
+map
+  Of a city: see [the boxes](boxes.md).
 
 round
   Too plain a word to be linked.
@@ -276,7 +286,7 @@ def build(folder, *options):
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
-        "07_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
+        "07_first": [new_markdown_cell(BOX.format(n=1) + INTRODUCED), new_code_cell("#| hide\nsecret = 1")],
         "03b_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
     }
     for name, content in cells.items():
@@ -345,6 +355,16 @@ def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
     assert page(small_book, "glossary").find(id="term-linear-memory")
     assert not page(small_book, "glossary").select("a.glossary-link")
     assert not page(small_book, "works").select("a.glossary-link")
+
+
+def test_a_definition_leads_to_the_section_that_introduces_its_term(small_book):
+    links = {a["href"]: a.get_text() for a in page(small_book, "glossary").select("dd a[href]")}
+    place = "07_first.html#linear-maps-and-a-hat"
+    assert links == {place: "Section\u00a07.1.", "boxes.html": "the boxes"}
+    items = {dt.get_text().strip("¶# "): dt.find_next("dd").a for dt in page(small_book, "glossary").select("dt")}
+    found = {term: link and link["href"] for term, link in items.items()}
+    wanted = dict.fromkeys(["hat matrix", "linear", "round"], place)
+    assert found == wanted | {"linear memory": None, "map": "boxes.html", "APJN": None}
 
 
 def test_a_page_leads_to_a_definition_that_it_does_not_give(small_book):
