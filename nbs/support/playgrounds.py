@@ -129,7 +129,7 @@ FIGURES = {
     "depth": (
         "The Jacobian norm against depth on a logarithmic axis, a curve for each of LayerNorm, DyT and Derf.",
         250,
-        [("alpha", "slope α", 0, 7, 1, 3), ("depth", "depth", 2, 64, 2, 64)],
+        [("alpha", "slope α", 0, 7, 1, 5), ("depth", "depth", 2, 64, 2, 64)],
     ),
     "pairs": (
         "Paired runs of two models as dots on an axis in per cent, their mean and its interval.",
