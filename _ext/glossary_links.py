@@ -1,11 +1,15 @@
-"""Lead from the first use of a glossary term on a page to its definition.
+"""Lead from the first use of a glossary term on a page to its definition, and from there to where it is introduced.
 
 A term of two or more words is linked, and those words of one that the field does not share (``WORDS``).  The first
 use in running text counts: not in a heading, a caption, code, a formula or another link.  A page that sets a term
 in italics or bold, or in a heading, explains it itself, and leads nowhere.
+
+A definition without a link of its own ends with the section of a chapter that introduces its term: the first that sets
+it in bold; else the first whose heading has it; else the one whose text uses it most.
 """
 
 import re
+from collections import Counter
 from functools import cache
 
 from docutils import nodes
@@ -73,7 +77,8 @@ def glossary_of(env):
 def title_of(item):
     """The definition in one line, unless a formula would stand in it as its source."""
     definition = next(iter(item.findall(nodes.definition)))
-    return "" if definition.next_node(nodes.math) else " ".join(definition.astext().split())
+    text = " ".join(definition.astext().split())
+    return "" if definition.next_node(nodes.math) else re.sub(r" (Chapter \w+|Lab notebook)\.$", "", text)
 
 
 class LinkTerms(SphinxPostTransform):
@@ -110,6 +115,67 @@ class LinkTerms(SphinxPostTransform):
         return link
 
 
+CHAPTER = re.compile(r"(?:.*/)?\d+[a-z]?_[^/]*$")
+
+
+def section_of(node):
+    """The section in which a node stands: one with a heading, as the boxes of theorems are sections without."""
+    while node is not None and not (isinstance(node, nodes.section) and isinstance(node[0], nodes.title)):
+        node = node.parent
+    return node
+
+
+def texts_of_chapters(env):
+    """The bold texts, headings and paragraphs of all chapters, in reading order: kind, text, page and section."""
+    found, kinds = [], (nodes.strong, nodes.title, nodes.paragraph)
+    for docname in filter(CHAPTER.match, env.collect_relations()):
+        for node in env.get_doctree(docname).findall(lambda node: isinstance(node, kinds)):
+            section = section_of(node)
+            if section and section[0].astext() != "Exercises":
+                found.append((type(node), " ".join(node.astext().split()), docname, section))
+    return found
+
+
+def introduction(term, texts):
+    """The page and the section that introduce a term, or None."""
+    pattern, uses = pattern_of([term])[0], Counter()
+    bold, headings = [], []
+    for kind, text, *place in texts:
+        if kind is nodes.strong and pattern.fullmatch(text.strip(".,:;")):
+            bold.append(place)
+        elif kind is nodes.title and pattern.search(text):
+            headings.append(place)
+        elif kind is nodes.paragraph:
+            uses[tuple(place)] += len(pattern.findall(text))
+    most = [place for place, number in uses.most_common(1) if number]
+    return next(iter([*bold, *headings, *most]), None)
+
+
+class LinkChapters(SphinxPostTransform):
+    """At the end of each definition of a glossary, the section that introduces its term."""
+
+    default_priority = 800
+
+    def run(self, **options):
+        for glossary in list(self.document.findall(addnodes.glossary)):
+            texts = texts_of_chapters(self.env)
+            for item in glossary.findall(nodes.definition_list_item):
+                term, definition = (next(item.findall(kind)) for kind in (nodes.term, nodes.definition))
+                has_link = definition.next_node(nodes.reference)
+                if place := not has_link and introduction(term.astext(), texts):
+                    definition[-1] += [nodes.Text(" "), self.link(*place)]
+
+    def link(self, docname, section):
+        anchor = section["ids"][0]
+        numbers = self.env.toc_secnumbers.get(docname, {})
+        number = ".".join(map(str, numbers.get(f"#{anchor}", numbers.get("", ()))))
+        address = self.app.builder.get_relative_uri(self.env.docname, docname) + f"#{anchor}"
+        title = section.next_node(nodes.title).astext()
+        text = f"{'Section' if '.' in number else 'Chapter'}\u00a0{number}."
+        return nodes.reference("", text, internal=True, refuri=address, reftitle=title)
+
+
 def setup(app):
+    app.add_post_transform(LinkChapters)
     app.add_post_transform(LinkTerms)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -144,35 +144,76 @@ def with_short_docstrings(code: str) -> str:
 
 
 def title_of(code: str, is_figure: bool = False) -> str:
-    """What a fold holds: imports, how a figure is made or a claim tested, functions and classes. If it has none of
-    these but imports: the comment at its head, else the names that it assigns, else the functions that it calls."""
+    """What a fold holds, in words.
+
+    A figure or the test of a claim is called so.  Else a comment at the head of the cell is its title, and without
+    one the title says what kind of thing the cell makes: functions and classes, a table, the numbers of the text,
+    what is read from records, checks, or values.  Imports come first.
+    """
     body = ast.parse(code).body
-    definitions = [x for x in body if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
-    inside = [x for node in body if node not in definitions for x in ast.walk(node)]
-    calls = [x.func.id for x in inside if isinstance(x, ast.Call) and isinstance(x.func, ast.Name)]
-    kinds = {
-        "how the figure is made": is_figure or "play" in calls,
-        "how the claim is tested": "put_to_test" in calls,
-    }
-    found = [kind for kind, holds in kinds.items() if holds] + some(x.name for x in definitions)
-    if not found and (comment := re.match(r"(\s*#.*\n)+", code)):
-        first, *rest = re.sub(r"\s*\n?\s*# *", " ", comment[0]).strip().rstrip(".").split(" ")
-        found = [" ".join([first.lower() if first.istitle() else first, *rest])]
-    if not found:
-        targets = [t for x in body for t in getattr(x, "targets", [x.target] if isinstance(x, ast.AnnAssign) else [])]
-        stored = [x for target in targets for x in ast.walk(target)]
-        found = some(x.id for x in stored if isinstance(getattr(x, "ctx", None), ast.Store) and hasattr(x, "id"))
-    if not found and {"quote", "quote_all"} & {*calls}:
-        found = ["the numbers that the text quotes"]
-    found = found or some(name for name in calls if not hasattr(builtins, name))
     imports = ["imports"] if any(isinstance(x, (ast.Import, ast.ImportFrom)) for x in body) else []
-    return ", ".join(imports + found) or "what runs here"
+    definitions = [x for x in body if isinstance(x, DEFINITIONS)]
+    inside = [x for node in body if node not in definitions for x in ast.walk(node)]
+    calls = {name for x in inside if isinstance(x, ast.Call) for name in [called(x)] if not hasattr(builtins, name)}
+    if is_figure or "play" in calls:
+        found = "how the figure is made"
+    elif "put_to_test" in calls:
+        found = "how the claim is tested"
+    elif comment := re.match(r"(#.*\n)+", code.lstrip()):
+        first, *rest = re.sub(r"\n?# *", " ", comment[0]).strip().rstrip(".").split(" ")
+        imports, found = [], " ".join([first.lower() if first.istitle() else first, *rest])
+    else:
+        found = defined(definitions) if definitions else made(body, calls)
+    return " and ".join(x for x in [*imports, found] if x).replace("`", "") or "what runs here"
 
 
-def some(names) -> list[str]:
-    """Each name once, and at most four of them."""
-    names = list(dict.fromkeys(names))
-    return names if len(names) < 5 else [*names[:3], f"{names[3]} …"]
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def called(call: ast.Call) -> str:
+    """The name by which a call calls."""
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def defined(definitions) -> str:
+    """The functions and classes of a cell, by their kinds."""
+    classes = [x.name for x in definitions if isinstance(x, ast.ClassDef)]
+    functions = [x.name for x in definitions if not isinstance(x, ast.ClassDef)]
+    checks = [name for name in functions if re.match("_?check_", name)]
+    others = [name for name in functions if name not in checks]
+    kinds = (("class", "classes", classes), ("function", "functions", others), ("check", "checks", checks))
+    told = " and ".join(f"the {one if len(names) == 1 else many} {some(names)}" for one, many, names in kinds if names)
+    summary = (ast.get_docstring(definitions[0]) or "").split("\n\n")[0]
+    summary = " ".join(summary.split()).rstrip(".")
+    return f"{told}: {summary}" if len(definitions) == 1 and 0 < len(summary) <= 72 else told
+
+
+def made(body, calls) -> str:
+    """What a cell without a definition makes: by what it calls, else by the names that it assigns."""
+    statements = [x for x in body if not isinstance(x, (ast.Import, ast.ImportFrom))]
+    targets = [t for x in body for t in getattr(x, "targets", [x.target] if isinstance(x, ast.AnnAssign) else [])]
+    stored = [x for target in targets for x in ast.walk(target)]
+    names = [x.id for x in stored if isinstance(getattr(x, "ctx", None), ast.Store) and hasattr(x, "id")]
+    kinds = {
+        "the numbers that the text quotes": {"quote", "quote_all"} & calls,
+        "how the table is made": any("table" in name for name in calls),
+        "what is read from the records": {"load_records", "read_records"} & calls,
+        "the runs at the size of the profile": "profile" in calls,
+        "the settings of the page": {"figure_style", "set_default_dtype"} & calls,
+        "the checks of the text": statements and all(isinstance(x, ast.Assert) for x in statements),
+        f"the constant{'s' * (len({*names}) > 1)} {some(names)}": names and all(x.isupper() for x in names),
+        f"how {some(names)} {'is' if len({*names}) == 1 else 'are'} computed": names,
+        f"the call of {some(sorted(calls))}": calls,
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "")
+
+
+def some(names) -> str:
+    """Each name once, and at most four of them, as a list in words."""
+    *names, last = dict.fromkeys(names) or [""]
+    if len(names) > 3:
+        names, last = names[:3], "others"
+    return f"{', '.join(names)} and {last}" if names else last
 
 
 def prompts(code: str, is_figure: bool = False) -> dict[str, str]:

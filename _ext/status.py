@@ -1,8 +1,9 @@
 """Say how the book stands, from what its build has anyway: ``{status-of-the-book}``.
 
 Three tables: each page with the time that its notebook took and the verdicts that it
-shows; the claims that did not hold, or are open, or wait for runs; and the experiments
-of the catalogue whose runs are not all in.  The pages are read as Sphinx has stored them.
+shows; the claims that did not hold, or are open, or wait for runs, each as a sentence of
+nbs/support/claims.toml that links to its section; and the experiments of the catalogue
+whose runs are not all in.  The pages are read as Sphinx has stored them.
 
 A verdict is what `gbattn.conventions.put_to_test` prints, a badge, or a word in a table
 that chapter 18 makes.
@@ -14,6 +15,7 @@ import os
 import platform
 import re
 import sys
+import tomllib
 from collections import Counter
 from datetime import date
 from html import escape
@@ -43,10 +45,25 @@ class Status(SphinxDirective):
 
 
 def claims_in(document):
-    """The claims that a page puts to the test, each with its verdict."""
-    text = "\n".join(block.astext() for block in document.findall(nodes.literal_block))
-    found = [*PRINTED.findall(text), *WAITING.findall(text)]
-    return [(" ".join(claim.split()), verdict) for claim, verdict in found]
+    """The claims that a page puts to the test, each with its verdict and the section where it stands."""
+    claims = []
+    for block in document.findall(nodes.literal_block):
+        text = block.astext()
+        place = block.parent
+        while place is not None and not isinstance(place, nodes.section):
+            place = place.parent
+        found = [*PRINTED.findall(text), *WAITING.findall(text)]
+        claims += [(" ".join(claim.split()), verdict, place) for claim, verdict in found]
+    return claims
+
+
+def sentences():
+    """The sentence of each claim that the status page names."""
+    return tomllib.loads((Path(__file__).parents[1] / "nbs" / "support" / "claims.toml").read_text("utf-8"))
+
+
+def capital(text):
+    return text[:1].upper() + text[1:]
 
 
 def is_shown(text):
@@ -59,7 +76,7 @@ def verdicts_in(document):
     """How often a page gives each verdict: on a claim, in a badge or in a table."""
     texts = [text for text in document.findall(nodes.Text) if is_shown(text)]
     shown = [WORD.fullmatch(" ".join(text.astext().split())) for text in texts]
-    return Counter([verdict for _, verdict in claims_in(document)] + [found[1] for found in shown if found])
+    return Counter([verdict for _, verdict, _ in claims_in(document)] + [found[1] for found in shown if found])
 
 
 def missing_runs(report):
@@ -98,7 +115,7 @@ class WriteStatus(SphinxPostTransform):
 
     def tables(self):
         env, here = self.env, self.env.docname
-        pages, claims = [], []
+        pages, claims, words = [], [], sentences()
         for there in env.collect_relations():
             document, ran = env.get_doctree(there), NbMetadataCollector.get_exec_data(env, there)
             found = verdicts_in(document)
@@ -106,18 +123,23 @@ class WriteStatus(SphinxPostTransform):
                 continue
             number = ".".join(map(str, env.toc_secnumbers.get(there, {}).get("", ())[:1]))
             title = f"{number} {env.titles[there].astext()}".strip()
-            link = f'<a href="{self.app.builder.get_relative_uri(here, there)}">{escape(title)}</a>'
+            address = self.app.builder.get_relative_uri(here, there)
+            link = f'<a href="{address}">{escape(title)}</a>'
             seconds = f"{ran['runtime']:.0f}" if ran and ran["runtime"] else ""
             pages.append([link, seconds, *(found[verdict] or "" for verdict in VERDICTS)])
-            claims += [[link, escape(claim), verdict] for claim, verdict in claims_in(document) if verdict != "held"]
+            for claim, verdict, place in claims_in(document):
+                if verdict != "held":
+                    anchor = f"#{place['ids'][0]}" if place else ""
+                    inside = f'<a href="{address}{anchor}">{escape(words.get(claim, capital(claim)))}</a>'
+                    claims.append([inside, verdict, number or escape(env.titles[there].astext())])
         sys.path.append(str(Path(self.app.srcdir) / "nbs"))
         from support.reports import Report
 
         runs = [[f"<code>{name}</code>", escape(why), *numbers] for name, why, *numbers in missing_runs(Report())]
         yield from self.titled("Pages", table(["page", "seconds to run", *VERDICTS], pages))
         yield from self.titled(
-            "Claims that did not hold or are open, where a page prints the claim and its verdict",
-            table(["page", "claim", "verdict"], claims),
+            "Claims that did not hold or are open, where a page puts them to the test",
+            table(["claim", "verdict", "chapter"], claims),
         )
         yield from self.titled("Runs that are missing", table(["experiment", "question", "in", "of"], runs))
 

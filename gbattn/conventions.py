@@ -269,6 +269,8 @@ def figure_style() -> None:
 
 # %% ../nbs/00_conventions.ipynb #e8c14057
 #| code-fold: true
+# Where a record comes from, and how it is written.
+
 # A list of numbers in a record, with each number on a line of its own.
 _NUMBERS = re.compile(r'\[\n([^][{}"]*)\n *\]')
 

@@ -293,6 +293,7 @@ class AttentionSizes(_ProjectionCosts):
 
 # %% ../nbs/10_cost.ipynb #94c66eaa
 #| code-fold: true
+# The parts of a cost, and who counts them for which layer.
 Parts = dict[str, Cost]
 COUNTS: dict[type, Callable[[AttentionSizes], Parts]] = {}
 

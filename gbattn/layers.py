@@ -108,6 +108,7 @@ class AttentionCall(NamedTuple):
         return found | dict(positions=self.positions, cache=self.cache)
 
 # %% ../nbs/06c_layers.ipynb #7c1e0a04
+#| code-fold: true
 class AttentionInputs(NamedTuple):
     """A checked call, shared by the rounds of one pass.
 
@@ -212,12 +213,11 @@ class _PreparedCalls(nn.Module):
         return AttentionInputs(*entries)
 
 # %% ../nbs/06c_layers.ipynb #7c1e0a06
+#| code-fold: true
 class _Outputs(_PreparedCalls):
     """How a pass ends: its rounds are recorded, and F is projected."""
 
-    def record_round(
-        self, inputs: AttentionInputs, gate=None, **entries
-    ) -> None:
+    def record_round(self, inputs: AttentionInputs, gate=None, **entries) -> None:
         """In `explain`, append a `Round`; a gate gets D features."""
         if inputs.rounds is None:
             return
@@ -237,6 +237,7 @@ class _Outputs(_PreparedCalls):
         return output
 
 # %% ../nbs/06c_layers.ipynb #4237ad07
+#| code-fold: true
 class AttentionLayer(_Outputs):
     """A pass: `prepare_inputs`, the layer's ``estimate``, `project_output`."""
 
@@ -313,11 +314,9 @@ class AttentionLayer(_Outputs):
         return Trace(output, inputs.rounds)
 
 # %% ../nbs/06c_layers.ipynb #4e8e65fd
-def project(
-    x: torch.Tensor, *projections: nn.Linear
-) -> tuple[torch.Tensor, ...]:
-    """Return what each of several linear maps makes of x (B, T, D), by one
-    matrix product.
+#| code-fold: true
+def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
+    """Return what linear maps make of x (B, T, D), by one matrix product.
 
     Notes
     -----
@@ -543,6 +542,7 @@ class _HeadParts(_Stored):
         return k, v
 
 # %% ../nbs/06c_layers.ipynb #1f2313d8
+#| code-fold: true
 class AttentionHeads(_HeadParts):
     """What an ``estimate`` makes of the weights of a layer: heads."""
 
@@ -629,9 +629,7 @@ class MultiHeadAttention(AttentionHeads):
     returns F (B, T, D); with more rounds also ``cache_shapes()``, and ``rounds``, their
     number; with weights outside linear maps ``reset_parameters(generator)``; where it
     applies ``no_context`` (why a context is refused), ``additive_masks``,
-    ``can_be_causal`` and ``left_padding``. Chapter 6c says what each is for, and writes
-    a layer with a gate and one whose second round is a convolution; in chapter 8
-    second rounds are attentions, and a feed-forward network.
+    ``can_be_causal`` and ``left_padding``. Chapter 6c says what each is for.
     """
 
     def estimate(self, inputs: AttentionInputs) -> torch.Tensor:

@@ -1,6 +1,15 @@
-"""What data does in a layer or in a step, as boxes and arrows. A caption and an alternative text say the same."""
+"""What data does in a layer or in a step, as boxes and arrows, and which chapter needs which. A caption and an
+alternative text say the same."""
+
+import json
+import re
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
+from IPython.display import HTML
 
 from gbattn.conventions import colour_of
 
@@ -51,3 +60,121 @@ def diagram(
         style |= dict(connectionstyle=f"arc3,rad={bend[0] if bend else 0}")
         ax.annotate("", boxes[end][:2], boxes[start][:2], arrowprops=style)
     plt.show()
+
+
+class Chapter(NamedTuple):
+    """A chapter as the map of prerequisites has it: its page, its title, and the numbers of those that it needs."""
+
+    page: str
+    title: str
+    needs: set[str]
+
+
+def chapters() -> dict[str, Chapter]:
+    """Read the chapters by number, with what the box of each says that a reader needs first.
+
+    Chapter 0 is left out: it comes before all others.
+    """
+    number = lambda name: name.split("_")[0].lstrip("0")
+    found = {}
+    for path in sorted(Path(__file__).parents[1].glob("[0-9]*.ipynb")):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        text = "\n".join(
+            "".join(c["source"]) for c in cells if c["cell_type"] == "markdown"
+        )
+        title = re.search(r"^# (.*)$", text, re.M)[1]
+        box = re.search(r"\*\*You need\*\*(.*?)\n\n", text, re.S)[1]
+        needs = set(map(number, re.findall(r"\((\w+)\.ipynb", box)))
+        found[number(path.stem)] = Chapter(path.stem, title, needs - {""})
+    del found[""]
+    return found
+
+
+def _rows(needs: dict[str, set[str]]) -> tuple[list[list], list[tuple]]:
+    """The chapters in rows, each below those that it needs, and the lines between neighbouring rows.
+
+    A line is left out where others lead the same way; one that skips rows passes through places of its own.
+    """
+
+    @cache
+    def above(one):
+        return needs[one].union(*map(above, needs[one]))
+
+    @cache
+    def depth(one):
+        return 1 + max(map(depth, needs[one]), default=-1)
+
+    below = {
+        one: [other for other in needs if one in needs[other]] for one in needs
+    }
+    row_of = {
+        one: depth(one)
+        if needs[one] or not below[one] or one == "1"
+        else min(map(depth, below[one])) - 1
+        for one in needs
+    }
+    rows, lines = [[] for _ in range(1 + max(row_of.values()))], []
+    for one, row in row_of.items():
+        rows[row].append(one)
+        for other in needs[one] - set().union(*map(above, needs[one])):
+            last = other
+            for between in range(row_of[other] + 1, row):
+                place = other, one, between
+                rows[between].append(place)
+                lines.append((last, place))
+                last = place
+            lines.append((last, one))
+    return rows, lines
+
+
+def _places(rows: list[list], lines: list[tuple]) -> dict:
+    """Where each chapter and each place of a line stands across its row, from 0 to 1: near its neighbours."""
+    x = {one: (i + 0.5) / len(row) for row in rows for i, one in enumerate(row)}
+    ends = [(0, 1), (1, 0)]
+    for sweep in range(16):
+        here, there = ends[sweep % 2]
+        for row in rows if sweep % 2 else rows[::-1]:
+            for one in row:
+                near = [x[line[there]] for line in lines if line[here] == one]
+                x[one] = sum(near) / len(near) if near else x[one]
+            row.sort(key=x.get)
+            x |= {one: (i + 0.5) / len(row) for i, one in enumerate(row)}
+    return x
+
+
+def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8")) -> HTML:
+    """Return the chapters, each below those that its box names as needed, as a drawing whose circles are links."""
+    found = chapters()
+    rows, lines = _rows({one: chapter.needs for one, chapter in found.items()})
+    across, place = _places(rows, lines), {}
+    for y, row in enumerate(rows):
+        place |= {one: (round(20 + 520 * across[one]), 28 + 58 * y) for one in row}
+    paths = "".join(
+        "<path d='M{} {}C{} {} {} {} {} {}'/>".format(
+            *place[a],
+            place[a][0],
+            place[a][1] + 29,
+            place[b][0],
+            place[b][1] - 29,
+            *place[b],
+        )
+        for a, b in lines
+    )
+    circles = "".join(
+        f"<a href='{chapter.page}.html' class='{'on-route' if one in route else 'beside'}'>"
+        f"<title>{one} {escape(chapter.title)}</title>"
+        f"<circle cx='{place[one][0]}' cy='{place[one][1]}' r='19'/>"
+        f"<text x='{place[one][0]}' y='{place[one][1] + 6}'>{one}</text></a>"
+        for one, chapter in found.items()
+    )
+    return HTML(
+        f"<svg class='needs-map' viewBox='0 0 560 {56 + 58 * (len(rows) - 1)}' role='img' "
+        "aria-label='Map of prerequisites, from top to bottom: a line leads to each chapter from those that its own "
+        "box names under You need.'>"
+        "<style>.needs-map {width: 100%; max-width: 35rem; height: auto} "
+        ".needs-map path {fill: none; stroke: #8a8f98; stroke-width: 1.5} "
+        ".needs-map circle {fill: var(--pst-color-background, #fff); stroke: #0072b2; stroke-width: 1.6} "
+        ".needs-map text {font: 15px sans-serif; text-anchor: middle; fill: var(--pst-color-text-base, #222)} "
+        ".needs-map .on-route circle {fill: #0072b2} .needs-map .on-route text {fill: #fff; font-weight: 600}"
+        f"</style>{paths}{circles}</svg>"
+    )

@@ -28,14 +28,60 @@ STYLE = """
 """
 
 
-def _choices() -> list[tuple]:
-    """The settings of chapter 18 and what boosted attention is compared with."""
-    from support.verdicts import BASELINES, SETTINGS
+# The settings of chapter 18 in plain words, those of its table first, and the baselines in the order of its rows.
+SETTING_NAMES = {
+    "long warm-up, 0.008: all ten seeds": "no shift",
+    "four times the text and the updates": "no shift, long run",
+    "long warm-up, every arm shifted": "shift in both",
+    "four times both, every arm shifted": "shift in both, long run",
+    "width 64, short warm-up": "no shift, short warm-up",
+    "width 96: twelve seeds, form or depth": "no shift, width 96",
+    "short warm-up, 0.004 for all": "short warm-up, one learning rate for all",
+    "long warm-up, each at its rate": "each model at its own learning rate",
+    "long warm-up, 0.008: five new seeds": "no shift, the five later pairs alone",
+    "attention dropout: three seeds": "attention dropout, three pairs",
+    "attention dropout: five new seeds": "attention dropout, five later pairs",
+    "rotary positions, 0.008, long warm-up": "rotary positions, one learning rate for all",
+    "rotary positions, each at its rate": "rotary positions, each model at its own rate",
+    "gutenberg-en, short warm-up": "books in place of Wikipedia, short warm-up",
+    "gutenberg-en, long warm-up, 0.008": "books in place of Wikipedia",
+    "one pass, width 96, short warm-up": "text read once, width 96, short warm-up",
+    "one pass, 0.004 for all": "text read once, one learning rate for all",
+    "one pass, 0.004, long warm-up": "text read once, long warm-up",
+    "one pass, 0.008, long warm-up": "text read once, long warm-up, higher rate",
+    "width 96: three seeds": "width 96, three pairs",
+    "width 96: four new seeds": "width 96, four later pairs",
+    "width 96, rotary": "width 96, rotary positions",
+    "width 96, rotary, each at its rate": "width 96, rotary positions, each at its own rate",
+    "gutenberg-en, shifted": "books in place of Wikipedia, shift in both",
+    "one pass, shifted": "text read once, shift in both",
+    "rotary positions, shifted": "rotary positions, shift in both",
+    "width 96, shifted": "width 96, shift in both",
+}
+BASELINE_NAMES = {
+    "standard": "standard",
+    "twicing": "twicing",
+    "stack": "stack",
+    "parameters": "wider, equal parameters",
+    "flops": "wider, equal FLOPs",
+    "time": "wider, equal time",
+}
 
-    names = tuple(name.replace("_", " ") for name in BASELINES.values())
+
+def settings_to_play() -> dict:
+    """Return the settings of chapter 18 by plain names, those of its table first."""
+    from support.verdicts import SETTINGS
+
+    labels = {setting.label: setting for setting in SETTINGS}
+    ordered = dict.fromkeys([*SETTING_NAMES, *labels])
+    return {SETTING_NAMES.get(label, label): labels[label] for label in ordered}
+
+
+def _choices() -> list[tuple]:
+    """The settings and the baselines to choose from."""
     return [
-        ("setting", "setting", tuple(s.label for s in SETTINGS)),
-        ("baseline", "minus", names),
+        ("setting", "setting", tuple(settings_to_play())),
+        ("baseline", "minus", tuple(BASELINE_NAMES.values())),
     ]
 
 
@@ -84,7 +130,7 @@ FIGURES = {
     "depth": (
         "The Jacobian norm against depth on a logarithmic axis, a curve for each of LayerNorm, DyT and Derf.",
         250,
-        [("alpha", "slope α", 0, 7, 1, 3), ("depth", "depth", 2, 64, 2, 64)],
+        [("alpha", "slope α", 0, 7, 1, 5), ("depth", "depth", 2, 64, 2, 64)],
     ),
     "pairs": (
         "Paired runs of two models as dots on an axis in per cent, their mean and its interval.",
@@ -165,20 +211,20 @@ def _pairs() -> dict:
     from scipy.stats import t
 
     from support.reports import Report
-    from support.verdicts import BASELINES, SETTINGS
 
     report, settings = Report(), []
-    for setting in SETTINGS:
+    for label, setting in settings_to_play().items():
         pairs = {}
         for name in setting.against:
             if report.paired(*setting.of(name)):
                 better, worse = map(np.array, report.losses(*setting.of(name)))
                 pairs[name] = (better - worse).round(6).tolist()
-        settings.append({"label": setting.label, "pairs": pairs})
+        settings.append({"label": label, "pairs": pairs})
     quantiles = [float(t.ppf(0.975, n - 1)) for n in range(2, 31)]
     return {
         "settings": settings,
-        "baselines": list(BASELINES),
+        "baselines": list(BASELINE_NAMES),
+        "names": list(BASELINE_NAMES.values()),
         "quantiles": quantiles,
     }
 

@@ -95,20 +95,29 @@ def test_an_unseen_cell_is_folded_where_a_seen_one_needs_it(unseen, seen):
     "code, title",
     [
         ("import math", "imports"),
-        ("import math\ndef f(): ...", "imports, f"),
-        ("x = 1\ndef f(): ...\nclass C: ...", "f, C"),
-        ("\n".join(f"def f{i}(): ..." for i in range(5)), "f0, f1, f2, f3 …"),
-        ("x = y = 1\nx: int = 2\n(z, *_), w.v = f([u for u in 'ab'])", "x, y, z, _"),
-        ("#| label: fig-f\nx = 1\nplot()", "how the figure is made"),
-        ("from support.playgrounds import play\nplay('fit')", "imports, how the figure is made"),
+        ("import math\ndef f(): ...", "imports and the function f"),
+        ('def f():\n    """Return `x`.\n\n    More."""', "the function f: Return x"),
+        ("x = 1\ndef f(): ...\nclass C: ...", "the class C and the function f"),
+        ("def _check_x(): ...\ndef f(): ...\ndef check_y(): ...", "the function f and the checks _check_x and check_y"),
+        ("\n".join(f"def f{i}(): ..." for i in range(5)), "the functions f0, f1, f2 and others"),
+        ("x = y = 1\nx: int = 2\n(z, *_), w.v = f([u for u in 'ab'])", "how x, y, z and _ are computed"),
+        ("A = 1", "the constant A"),
+        ("A, B = 1, 2", "the constants A and B"),
+        ("#| label: fig-f\n# A comment.\nx = 1\nplot()", "how the figure is made"),
+        ("from support.playgrounds import play\nplay('fit')", "imports and how the figure is made"),
         ("x = 1\nassert put_to_test(x)", "how the claim is tested"),
-        ("def f():\n    return put_to_test(1)", "f"),
-        ("def f(): ...\nput_to_test(f())", "how the claim is tested, f"),
+        ("def f():\n    return put_to_test(1)", "the function f"),
+        ("def f(): ...\nput_to_test(f())", "how the claim is tested"),
         ("# The sentences above,\n# in Python.\nx = 1", "the sentences above, in Python"),
-        ("# DyT of this.\nx = 1", "DyT of this"),
-        ("# A comment\ndef f(): ...", "f"),
-        ("quote(f(x))", "the numbers that the text quotes"),
-        ("print(g(f(x)))", "g, f"),
+        ("# DyT of `this`.\n\n# And of x.\nx = 1", "DyT of this"),
+        ("# A comment\nimport math\ndef f(): ...", "a comment"),
+        ("x = 1\nquote(f(x))", "the numbers that the text quotes"),
+        ("x = load_records('a')", "what is read from the records"),
+        ("import math\nfigure_style()", "imports and the settings of the page"),
+        ("if profile() == 'full':\n    x = f()", "the runs at the size of the profile"),
+        ("short_table(x)", "how the table is made"),
+        ("assert f(x)", "the checks of the text"),
+        ("print(g(f(x)))", "the call of f and g"),
         ("print(1)", "what runs here"),
     ],
 )
@@ -123,7 +132,7 @@ def test_a_fold_says_what_it_holds(code, title):
 
 def test_an_unseen_cell_that_is_folded_has_such_a_title():
     first, _ = page_of("#| hide\nimport math\ndef f(): ...", "f, math")
-    assert first["metadata"]["mystnb"]["code_prompt_show"] == "Show imports, f"
+    assert first["metadata"]["mystnb"]["code_prompt_show"] == "Show imports and the function f"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +230,13 @@ The paper says $a^{n}$, see {{numref}}`fig-line` or ($b$), and
 $$ a = b $$ (eq-{n})
 ```
 """
+INTRODUCED = """
+Here hat matrices, a map.
+
+## Linear maps, and a hat
+
+Hat matrices, and one more hat matrix; this is a **round**.
+"""
 ALIKE = """@misc{b, author = {Zoe Xu and Ann Bly and Al Cox}, title = {{The} Second}, year = {2025}}
 @misc{a, author = {Ed Xu and Bo Day and Di Ek}, title = {The {First}}, year = {2025}}
 @misc{c, author = {Zoe Xu and Ann Bly}, title = {A Linear Memory}, year = {2025}}"""
@@ -235,6 +251,9 @@ linear memory
 
 linear
   Of a map.
+
+map
+  Of a city: see [the boxes](boxes.md).
 
 round
   Too plain a word to be linked.
@@ -267,7 +286,7 @@ def build(folder, *options):
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
-        "07_first": [new_markdown_cell(BOX.format(n=1)), new_code_cell("#| hide\nsecret = 1")],
+        "07_first": [new_markdown_cell(BOX.format(n=1) + INTRODUCED), new_code_cell("#| hide\nsecret = 1")],
         "03b_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
     }
     for name, content in cells.items():
@@ -336,6 +355,16 @@ def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
     assert page(small_book, "glossary").find(id="term-linear-memory")
     assert not page(small_book, "glossary").select("a.glossary-link")
     assert not page(small_book, "works").select("a.glossary-link")
+
+
+def test_a_definition_leads_to_the_section_that_introduces_its_term(small_book):
+    links = {a["href"]: a.get_text() for a in page(small_book, "glossary").select("dd a[href]")}
+    place = "07_first.html#linear-maps-and-a-hat"
+    assert links == {place: "Section\u00a07.1.", "boxes.html": "the boxes"}
+    items = {dt.get_text().strip("¶# "): dt.find_next("dd").a for dt in page(small_book, "glossary").select("dt")}
+    found = {term: link and link["href"] for term, link in items.items()}
+    wanted = dict.fromkeys(["hat matrix", "linear", "round"], place)
+    assert found == wanted | {"linear memory": None, "map": "boxes.html", "APJN": None}
 
 
 def test_a_page_leads_to_a_definition_that_it_does_not_give(small_book):

@@ -12,8 +12,9 @@ from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
 from gbattn.signal import recursion
 from gbattn.smoothers import bias_variance, kernel_smoother
-from support.playgrounds import FIGURES, GIVEN, play
+from support.playgrounds import BASELINE_NAMES, FIGURES, GIVEN, SETTING_NAMES, play, settings_to_play
 from support.reports import Report, percent
+from support.tables import SHORT_TABLE
 from support.verdicts import BASELINES, SETTINGS
 
 EXACT = 1e-9
@@ -95,8 +96,8 @@ def test_the_growth_through_depth_is_the_librarys(compute, place, alpha):
 
 def test_the_pairs_and_their_interval_are_those_of_the_report(compute):
     report, shown = Report(), 0
-    for place, setting in enumerate(SETTINGS):
-        for column, name in enumerate(BASELINES):
+    for place, setting in enumerate(settings_to_play().values()):
+        for column, name in enumerate(BASELINE_NAMES):
             found = compute("pairs", setting=place, baseline=column)
             row = report.difference(*setting.of(name)) if name in setting.against else None
             assert found["n"] == (row.pairs if row else 0)
@@ -105,6 +106,16 @@ def test_the_pairs_and_their_interval_are_those_of_the_report(compute):
                 assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
                 shown += 1
     assert shown > 40
+
+
+def test_the_settings_to_play_with_begin_with_the_columns_of_the_table():
+    settings = list(settings_to_play().values())
+    labels = {setting.label for setting in SETTINGS}
+    assert {setting.label for setting in settings} == labels >= {*SETTING_NAMES} and len(settings) == len(SETTINGS)
+    assert {*BASELINE_NAMES} == {*BASELINES} and len(BASELINE_NAMES) == len(SHORT_TABLE) + 1
+    wider = SHORT_TABLE["*Wider*, equal parameters: is it worth its weights?"]
+    assert [setting.of("parameters") for setting in settings[:4]] == list(wider)
+    assert settings[0].of("standard") == SHORT_TABLE["*Standard*: does it gain at all?"][0]
 
 
 @pytest.mark.parametrize("sign", [False, True])

@@ -32,7 +32,15 @@ def test_a_claim_has_the_verdict_that_its_page_prints():
     blocks += ["E9: it grows\n   not known yet: 3 of 10 runs are in\n", "verdict = held\nopen: a file\n"]
     found = status.claims_in(page(*(nodes.literal_block(text=text) for text in blocks)))
     ahead = "the first is ahead of the second"
+    found = [found[:2] for found in found]
     assert found == [(ahead, "held"), (ahead, "did not hold"), ("E9: it grows", "not known yet")]
+
+
+def test_a_claim_knows_the_section_in_which_it_stands():
+    block = nodes.literal_block(text=PRINTED.format(n=1, verdict="open"))
+    inner = nodes.section("", nodes.container("", block), ids=["inner"])
+    ((_, verdict, place),) = status.claims_in(page(nodes.section("", inner, ids=["outer"])))
+    assert verdict == "open" and place["ids"] == ["inner"]
 
 
 def word(text, kind=nodes.strong, around=nodes.entry, **attributes):
@@ -87,6 +95,16 @@ def test_the_built_page_has_each_notebook_and_each_verdict_that_it_prints(built)
 
 def test_the_built_page_names_the_claims_that_did_not_hold_and_the_runs_that_are_missing(built):
     _, claims, runs = built.find_all("table")
-    assert {verdict for *_, verdict in rows(claims)} <= {"did not hold", "open", "not known yet"} and rows(claims)
+    assert {verdict for _, verdict, _ in rows(claims)} <= {"did not hold", "open", "not known yet"} and rows(claims)
+    assert all("#" in row.find("a")["href"] for row in claims.select("tbody tr"))
     assert all(int(done) < int(planned) for *_, done, planned in rows(runs))
     assert "torch" in built.get_text() and "cores of" in built.get_text()
+
+
+def test_every_sentence_of_a_claim_is_on_the_built_page_and_every_claim_has_one(built):
+    shown = [sentence for sentence, *_ in rows(built.find_all("table")[1])]
+    written = status.sentences()
+    stale = [claim for claim, sentence in written.items() if sentence not in shown]
+    assert not stale, f"nbs/support/claims.toml has claims that no page prints as not held: {stale}"
+    bare = [claim for claim in shown if claim not in written.values()]
+    assert not bare, f"give these claims a sentence in nbs/support/claims.toml: {bare}"

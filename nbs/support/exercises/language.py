@@ -524,7 +524,7 @@ def _():
     yield "default", "A default that is stated is the same setting."
 
 
-# ---- 18 Does it work? ----
+# ---- 18 Results ----
 
 
 @cache
@@ -683,26 +683,36 @@ def _():
 
 @exercise(
     "18.6",
-    "the model that takes the lead away by giving every layer the previous token",
-    "Its control costs two numbers a feature. A gain that a simpler model has needs no second round to explain it.",
+    "the baseline against which ten more pairs are likeliest to decide",
+    "It would be decided against boosted attention, if five pairs show what they seem to.",
 )
 def _():
-    yield "shift"
+    from scipy.special import nctdtr, stdtrit
+
+    from support.verdicts import AGAIN
+
+    of = {"standard": ("standard_shift", AGAIN)}
+    of |= {
+        name: (f"{name}_shift", "shift", "shift-stack")
+        for name in ("twicing", "stack")
+    }
+    chances = {}
+    for name, against in of.items():
+        d = pairs("boosted_shift", *against)
+        n, size = len(d) + 10, abs(d.mean()) / d.std(ddof=1)
+        chances[name] = 1 - nctdtr(n - 1, size * n**0.5, stdtrit(n - 1, 0.975))
+    yield max(chances, key=chances.get)
     yield (
-        "twicing",
-        "Twicing is a second round with the same weights; it gives no token away.",
+        "standard",
+        "Its twenty pairs have a mean near zero. If that is the truth, more pairs narrow the interval around zero.",
     )
     yield (
         "stack",
-        "The stack has as many attentions in sequence. Without the shift, boosted attention leads it.",
-    )
-    yield (
-        "wider",
-        "A wider model says whether weights or FLOPs explain it. Which token does it provide?",
+        "Its mean is half of the other's, and its pairs scatter more.",
     )
 
 
-# ---- 19 What the correction learns ----
+# ---- 19 Diagnosis ----
 
 
 @exercise(

@@ -13,7 +13,7 @@ def drawn(*shapes):
     return [torch.randn(*shape) for shape in shapes]
 
 
-# ---- 0 How this book writes ----
+# ---- 0 Conventions ----
 
 
 @exercise(

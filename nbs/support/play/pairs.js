@@ -1,6 +1,6 @@
 // Chapter 18: choose a setting and a baseline, and see each pair of runs.
 (given => {
-  const {settings, baselines, quantiles} = given.data, percent = x => 100 * (Math.exp(x) - 1);
+  const {settings, baselines, names, quantiles} = given.data, percent = x => 100 * (Math.exp(x) - 1);
   const across = p => 300 + 13 * Math.max(-22, Math.min(22, p));
   return {
     compute: v => {
@@ -18,7 +18,7 @@
       + pairs.map(x => circle(across(percent(x)), 48, 5, given.first, 'opacity=".6"')).join(""),
     tell: ({n, mean, low, high}, v) => n < 2
       ? `Boosted attention and this baseline have ${n ? "one pair" : "no pair"} of runs in this setting.`
-      : `${n} pairs, ${settings[v.setting].label}: ${round(mean, 1)} % `
-        + `(95 % interval ${round(low, 1)} to ${round(high, 1)} %); below zero boosted attention is better.`,
+      : `Boosted attention minus ${names[v.baseline]}, ${settings[v.setting].label}: ${round(mean, 1)} % `
+        + `(95 % interval ${round(low, 1)} to ${round(high, 1)} %; ${n} pairs). Below zero boosted attention is better.`,
   };
 })
