@@ -57,9 +57,9 @@ def check_tensor(
     tensor = isinstance(x, torch.Tensor)
     fits = tensor and x.ndim >= len(known) and (x.ndim == len(known) or known != letters)
     if fits:
-        seen = dict(sizes)
+        bound = dict(sizes)
         for letter, n in zip(known, x.shape[x.ndim - len(known) :]):
-            if n != seen.setdefault(letter, n) or (letter in least and n < 1):
+            if n != bound.setdefault(letter, n) or (letter in least and n < 1):
                 fits = False
                 break
     if not fits:
