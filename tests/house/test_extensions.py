@@ -18,6 +18,7 @@ import pages
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 import author_years
+import math_lines
 import nbdev_pages
 import offline
 
@@ -207,7 +208,7 @@ def test_a_mistake_is_named(source, sentence):
 CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
-extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "unbroken_math", "chapter_numbers"]
+extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "math_lines", "chapter_numbers"]
 extensions += ["glossary_links", "sphinxcontrib.bibtex", "author_years"]
 bibtex_bibfiles = ["works.bib"]
 bibtex_reference_style = "author_year"
@@ -346,6 +347,25 @@ def test_a_formula_keeps_its_punctuation(small_book):
     kept = [span.get_text() for span in page(small_book, "07_first").select(".unbroken")]
     assert kept == [r"\(a^1\),", r"(\(b\)),"]
     assert " or (" in page(small_book, "07_first").get_text()
+
+
+@pytest.mark.parametrize(
+    ("tex", "lines"),
+    [
+        ("F = 0", ["F = 0"]),  # short
+        (r"a_1 + a_2 + a_3 = b_1 + b_2 + b_3 \le c d e", ["a_1 + a_2 + a_3 ", "= b_1 + b_2 + b_3 ", r"\le c d e"]),
+        (
+            r"\mathbb E[a + b = c + d + e + f] + \sum_{i = 1}^n x",
+            [r"\mathbb E[a + b = c + d + e + f] ", r"{}+ \sum_{i = 1}^n x"],
+        ),
+        (r"f\colon [0, 1) \to (a, b, c, d, e, f, g) = h", [r"f\colon [0, 1) ", r"\to (a, b, c, d, e, f, g) ", "= h"]),
+        ("]0, 1[ = a + b + c + d + e + f + g + h + i + j", ["]0, 1[ = a + b + c + d + e + f + g + h + i + j"]),
+        ("abcdefghijkl := mnopqrstuvwxyz", ["abcdefghijkl := mnopqrstuvwxyz"]),
+        ("(a + b + c)(d + e + f)(g + h) - ij", ["(a + b + c)(d + e + f)(g + h) ", "{}- ij"]),
+    ],
+)
+def test_a_long_formula_breaks_outside_its_brackets(tex, lines):
+    assert math_lines.lines_of(tex) == lines
 
 
 def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
