@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['simplex_tokens', 'mean_overlap', 'overlap_drift', 'random_projection', 'random_attention', 'RandomHeads', 'evolve',
-           'simplex_drift', 'flow_velocity']
+           'simplex_drift', 'flow_velocity', 'law_rates']
 
 # %% ../nbs/27_particles.ipynb #513a7afa
 from collections.abc import Callable, Iterator
@@ -383,3 +383,53 @@ def flow_velocity(
     change = torch.autograd.functional.jvp(b_of, x, b, create_graph=grad)[1]
     turned = change - along(x, change) * x
     return b - step * (turned / 2 + along(x, update(x)) * b)
+
+# %% ../nbs/27_particles.ipynb #6e7f9af8
+def law_rates(
+    x: torch.Tensor,
+    smoothed: torch.Tensor,
+    a: torch.Tensor,
+    M: torch.Tensor,
+    *,
+    noise: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how the mean over tokens of φ(x) = ⟨a, x⟩ + xᵀMx moves when all tokens
+    share their noise: its drift, and the rate of its quadratic variation.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Tokens of length 1, shape (…, n, d).
+    smoothed : torch.Tensor
+        Their averages z, shape (…, n, d).
+    a, M : torch.Tensor
+        A vector (d,) and a symmetric matrix (d, d).
+    noise : float
+        κ, 0 or more.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Two tensors (…), per unit of time.
+
+    Notes
+    -----
+    Source: Proposition "The law of a token" of chapter 27; Koubbi et al. (2026).
+    """
+    check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
+    check(noise=(noise, NOT_NEGATIVE))
+    (n, d), like = x.shape[-2:], dict(dtype=x.dtype, device=x.device, of="x")
+    check_tensor("smoothed", smoothed, "… n d", n=n, d=d, **like)
+    check_tensor("a", a, "d", d=d, **like)
+    check_tensor("M", M, "d d", d=d, **like)
+
+    def dot(u, v):
+        return (u * v).sum(-1, keepdim=True)
+
+    g, z = a + 2 * x @ M, smoothed
+    across, size = g - dot(x, g) * x, dot(z, z)  # P g, |z|²
+    bend = M.trace() - dot(x, x @ M) - (d - 1) / 2 * dot(g, x)
+    drift = dot(across, z) + noise / d * size * bend
+    common = across.mT @ z / n  # (…, d, d)
+    variation = noise / d * common.square().sum((-2, -1))
+    return drift.mean((-2, -1)), variation

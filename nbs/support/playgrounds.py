@@ -149,6 +149,15 @@ FIGURES = {
             ("sign", "read x + F, values and output negated", False),
         ],
     ),
+    "collapse": (
+        "The common overlap of tokens against time under random heads, and dashed the same for uniform attention.",
+        250,
+        [
+            ("tokens", "tokens", 0, 5, 1, 4),
+            ("size", "size of scores", 0, 6, 1, 6),
+            ("dims", "dimensions", 0, 4, 1, 3),
+        ],
+    ),
 }
 # name: what its marks mean, each with its colour
 KEYS = {
@@ -229,8 +238,44 @@ def _pairs() -> dict:
     }
 
 
+TOKENS, SIZES, DIMS = (
+    [2, 4, 8, 16, 32, 64],
+    [0, 1, 2, 5, 10, 20, 50],
+    [16, 32, 64, 256, 1024],
+)
+OVERLAPS = [0.0, 0.02, 0.05, 0.1, *(k / 10 for k in range(2, 10)), 0.95, 1.0]
+
+
+def _collapse() -> dict:
+    """What random heads have at each overlap γ: the means of Σₖ Aᵢₖ² and Σₖ Aᵢₖ Aⱼₖ, for
+    d → ∞, where scores are normal with the covariance RᵢᵢʹRⱼⱼʹ, up to offsets of rows."""
+    rng = torch.Generator().manual_seed(0)
+    options = dict(generator=rng, dtype=torch.float64)
+    squares, products = [], []
+    for n in TOKENS:
+        draws = 4 + 20_000 // n**2
+        Z = torch.randn(draws, n, n, **options)
+        shared = torch.randn(draws, 1, n, **options)
+        rows = [], []
+        for size in SIZES:
+            found = [], []
+            for gamma in OVERLAPS:
+                scores = (1 - gamma) * Z + (gamma * (1 - gamma)) ** 0.5 * shared
+                A = (size * scores).softmax(-1)
+                f = A.square().sum((-2, -1)).mean() / n
+                c = (A.sum(-2).square().sum(-1).mean() / n - f) / (n - 1)
+                for row, value in zip(found, (f, c)):
+                    row.append(float(f"{value:.4g}"))
+            for table, row in zip(rows, found):
+                table.append(row)
+        squares.append(rows[0])
+        products.append(rows[1])
+    told = dict(tokens=TOKENS, sizes=SIZES, dims=DIMS, grid=OVERLAPS)
+    return told | dict(squares=squares, products=products)
+
+
 # what a figure draws and does not compute
-DATA = {"depth": _growth, "pairs": _pairs}
+DATA = {"depth": _growth, "pairs": _pairs, "collapse": _collapse}
 GIVEN = {
     "first": colour_of("softmax attention"),
     "second": colour_of("boosted attention"),

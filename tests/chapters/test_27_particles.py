@@ -18,6 +18,7 @@ from gbattn.particles import (
     RandomHeads,
     evolve,
     flow_velocity,
+    law_rates,
     mean_overlap,
     overlap_drift,
     random_attention,
@@ -302,6 +303,35 @@ def test_uniform_attention_is_what_a_small_score_tends_to():
             assert abs(u.square().sum(-1).mean() / mean_overlap(x[0]) - factor) < 0.1 * factor
 
 
+def law_sides(p, own):
+    """Drift and quadratic variation of a mean of φ, by derivatives in the noise and along the flow, and as stated."""
+    noise, z = 0.7, p.A @ p.x
+    a, M = torch.randn(p.d, generator=p.rng, dtype=F64), torch.randn(p.d, p.d, generator=p.rng, dtype=F64)
+    M = M + M.T
+
+    def mean_of(x):
+        x = normalize(x, dim=-1)
+        return (x @ a + (x @ M * x).sum(-1)).mean(-1)
+
+    shaken = lambda V: mean_of(p.x + z @ V.view(-1, p.d, p.d).mT)
+    along = gradient(lambda h: mean_of(p.x + h.view(-1, 1, 1) * z), 1).squeeze()
+    drift = along + curvature(shaken, p.d**2, noise / p.d)
+    variation = noise / p.d * gradient(shaken, p.d**2).square().sum()
+    stated = torch.stack(law_rates(p.x, z, a, M, noise=noise))
+    if own:  # each token with noise of its own
+        across = a + 2 * p.x @ M
+        across = across - (across * p.x).sum(-1, keepdim=True) * p.x
+        alone = across.square().sum(-1) * z.square().sum(-1)
+        stated = torch.stack([stated[0], noise / p.d * alone.sum() / p.n**2])
+    return torch.stack([drift, variation]), stated
+
+
+@claim(tokens, tolerance=1e-6, mutant=lambda p: law_sides(p, True), examples=20)
+def test_prop_token_law(p):
+    """The mean of φ drifts and varies as stated, by derivatives. Mutant: tokens that do not share their noise."""
+    return law_sides(p, False)
+
+
 def test_the_hot_chain_follows_the_logistic_law():
     """The fact sheet's setting, eight seeds: η = 0.2, d = 256, n = 8, u₀ = 0.2125, t up to 6."""
     x = simplex_tokens(8, 256, 0.1, dtype=F64).expand(8, 8, 256)
@@ -368,6 +398,11 @@ def test_float32_repeats_with_its_seed():
         (lambda: overlap_drift(torch.eye(3), torch.eye(2), 4), "smoothed"),
         (lambda: overlap_drift(torch.ones(2, 3), torch.eye(3), 4), "overlaps"),
         (lambda: overlap_drift(torch.eye(3), torch.eye(3), 0), "d"),
+        (lambda: law_rates(torch.ones(3), torch.ones(2, 3), torch.ones(3), torch.eye(3), noise=1), "x"),
+        (lambda: law_rates(torch.ones(2, 3), torch.ones(3, 3), torch.ones(3), torch.eye(3), noise=1), "smoothed"),
+        (lambda: law_rates(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2), torch.eye(3), noise=1), "a"),
+        (lambda: law_rates(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3), torch.eye(2), noise=1), "M"),
+        (lambda: law_rates(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3), torch.eye(3), noise=-1), "noise"),
         (lambda: simplex_drift(2, torch.eye(3)), "overlap"),
         (lambda: simplex_drift(0.5, 2 * torch.eye(3)), "weights"),
         (lambda: simplex_drift(0.5, torch.ones(1, 1)), "weights"),

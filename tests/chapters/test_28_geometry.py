@@ -12,9 +12,11 @@ from claims import claim
 from gbattn.geometry import (
     bin_centres,
     donsker_varadhan,
+    estimate_information,
     probe_score,
     procrustes_distortion,
     quantize,
+    regimes,
     soft_bins,
 )
 from gbattn.language_model import LanguageModel, ModelConfig
@@ -160,7 +162,92 @@ def test_prop_no_order(p):
     return order_sides(p, 0.0)
 
 
+def cap_sides(p, logarithm):
+    """Estimates of critics as they come and exaggerated, from all pairs of a batch, and log m."""
+    n = p.n + 3
+    T = p.normal(n, n) + 5 * torch.eye(n, dtype=F64)
+    left = []
+    for size in (0.1, 1.0, 10.0, 1000.0):
+        scores = size * T
+        if logarithm:
+            left.append(donsker_varadhan(scores.diagonal(), scores.flatten()))
+        else:
+            left.append(scores.diagonal().mean() - scores.mean())
+    return torch.stack(left), torch.full((4,), math.log(n), dtype=F64)
+
+
+@claim(points, tolerance=1e-11, relation="<=", mutant=lambda p: cap_sides(p, False))
+def test_prop_cap(p):
+    """From all m² pairs no estimate exceeds log m. Mutant: a mean for the logarithm of a mean of exponentials."""
+    return cap_sides(p, True)
+
+
+def test_without_a_pairs_own_score_among_the_draws_there_is_no_cap():
+    scores = 50 * torch.eye(6, dtype=F64)
+    others = scores[~torch.eye(6, dtype=bool)]
+    assert torch.isclose(donsker_varadhan(scores.diagonal(), others), torch.tensor(50.0, dtype=F64))
+
+
 # ---------------------------------------------------------------- the functions
+
+
+def planted(seed, n=400):
+    """A square, and states that miss it in no way, and in one each, in the order of `regimes`."""
+    rng = torch.Generator().manual_seed(seed)
+    square = torch.rand(n, 2, generator=rng, dtype=F64)
+    patch = (3 * square).long() @ torch.tensor([3, 1])
+    places = torch.randn(9, 8, generator=rng, dtype=F64)[patch]
+    places[:, :2] += square
+    noise = torch.randn(n, 16, generator=rng, dtype=F64)
+    faithful = torch.cat([square, 0.02 * noise], 1)
+    return square, (faithful, places, square * torch.tensor([1, 0.1]), noise)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_regime_is_found_where_it_is_planted_and_nowhere_else(seed):
+    square, cases = planted(seed)
+    found = torch.tensor([regimes(states, square) for states in cases])
+    own = torch.cat([torch.zeros(1, 3), torch.eye(3)]).bool()
+    assert found[own].min() > 0.5 > found[~own].max()
+
+
+def test_regimes_do_not_see_place_size_or_rotation():
+    square, cases = planted(7, 60)
+    turn = Points(0, 4, 2, 2).rotation(16)
+    for states in (cases[0][:, 2:], cases[3]):
+        moved = 5 * states @ turn + 3
+        assert torch.allclose(torch.stack(regimes(moved, square)), torch.stack(regimes(states, square)))
+    assert torch.allclose(torch.stack(regimes(square, square)), torch.zeros(3, dtype=F64), atol=1e-12)
+
+
+def test_other_directions_hide_a_compression():
+    """The limit that the definition has: what else the states hold counts as a direction, too."""
+    square, cases = planted(3)
+    wide = torch.cat([cases[2], 0.3 * cases[3][:, :3]], 1)
+    assert regimes(cases[2], square).compression > 0.9 and regimes(wide, square).compression < 0.1
+
+
+def gaussians(rho, n, rng):
+    x, e = torch.randn(2, 3, n, 1, generator=rng, dtype=F64)
+    return x, rho * x + math.sqrt(1 - rho**2) * e
+
+
+def test_a_trained_critic_finds_the_information_on_fresh_pairs():
+    rng = torch.Generator().manual_seed(0)
+    for rho in (0.0, 0.9):
+        options = dict(batch=64, steps=200, width=16, lr=1e-2, generator=rng)
+        found = estimate_information(*gaussians(rho, 1000, rng), *gaussians(rho, 1280, rng), **options)
+        assert found.shifted.shape == found.all_pairs.shape == (3, 20)
+        assert abs(found.shifted.mean() + 0.5 * math.log(1 - rho**2)) < 0.12
+        assert (found.all_pairs < math.log(64)).all()
+
+
+def test_a_critic_scored_on_its_own_pairs_finds_what_is_not_there():
+    rng = torch.Generator().manual_seed(1)
+    x, y = gaussians(0, 40, rng)
+    options = dict(batch=40, steps=300, lr=1e-2, generator=rng)
+    assert estimate_information(x, y, x, y, **options).all_pairs.mean() > 0.15  # the mutant: it reads its test
+    assert estimate_information(x, y, *gaussians(0, 40, rng), **options).all_pairs.mean() < 0
 
 
 def test_distortion_is_exact_near_zero_and_gives_the_nuclear_norm_elsewhere():
@@ -257,6 +344,14 @@ def test_the_optimal_critic_of_two_gaussians_reaches_their_information(rho, boun
         (lambda: probe_score(*[torch.rand(3, 2)] * 2, torch.rand(3, 1), torch.rand(3, 2)), "test_states"),
         (lambda: probe_score(torch.rand(3, 2), torch.ones(3, 1), torch.rand(3, 2), torch.ones(3, 1)), "test_truth"),
         (lambda: donsker_varadhan(torch.rand(0), torch.rand(2)), "joint_scores"),
+        (lambda: regimes(torch.rand(9, 2), torch.rand(9, 2)), "states"),
+        (lambda: regimes(torch.ones(12, 2), torch.rand(12, 2)), "states"),
+        (lambda: regimes(torch.rand(12, 2), torch.rand(12, 1)), "truth"),
+        (lambda: regimes(torch.rand(12, 2), torch.rand(11, 2)), "truth"),
+        (lambda: estimate_information(*[torch.rand(6, 1)] * 4, batch=1), "batch"),
+        (lambda: estimate_information(*[torch.rand(6, 1)] * 4, batch=7), "batch"),
+        (lambda: estimate_information(torch.rand(6, 1), torch.rand(5, 1), *[torch.rand(6, 1)] * 2, batch=2), "y"),
+        (lambda: estimate_information(*[torch.rand(6, 1)] * 2, torch.rand(6, 2), torch.rand(6, 1), batch=2), "test_x"),
         (lambda: donsker_varadhan(torch.rand(2), torch.rand(2).double()), "product_scores"),
     ],
 )

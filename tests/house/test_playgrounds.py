@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from test_browser import browser, tab  # noqa: F401
@@ -10,9 +11,22 @@ from gbattn.boosted import GradientBoostedAttention
 from gbattn.boosting import boosted_smoother, l2_boost
 from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
+from gbattn.particles import overlap_drift, random_attention, simplex_tokens
 from gbattn.signal import recursion
 from gbattn.smoothers import bias_variance, kernel_smoother
-from support.playgrounds import BASELINE_NAMES, FIGURES, GIVEN, SETTING_NAMES, play, settings_to_play
+from support.playgrounds import (
+    BASELINE_NAMES,
+    DATA,
+    DIMS,
+    FIGURES,
+    GIVEN,
+    OVERLAPS,
+    SETTING_NAMES,
+    SIZES,
+    TOKENS,
+    play,
+    settings_to_play,
+)
 from support.reports import Report, percent
 from support.tables import SHORT_TABLE
 from support.verdicts import BASELINES, SETTINGS
@@ -116,6 +130,36 @@ def test_the_settings_to_play_with_begin_with_the_columns_of_the_table():
     wider = SHORT_TABLE["*Wider*, equal parameters: is it worth its weights?"]
     assert [setting.of("parameters") for setting in settings[:4]] == list(wider)
     assert settings[0].of("standard") == SHORT_TABLE["*Standard*: does it gain at all?"][0]
+
+
+@pytest.mark.parametrize(("tokens", "size", "dims"), [(0, 0, 0), (2, 6, 3), (4, 6, 3), (3, 4, 1)])
+def test_the_collapse_is_that_of_the_librarys_drift(compute, tokens, size, dims):
+    n, d, told = TOKENS[tokens], DIMS[dims], DATA["collapse"]()
+    found = compute("collapse", tokens=tokens, size=size, dims=dims)
+    own, gamma, path = torch.eye(n, dtype=torch.float64), 0.02, []
+    for _ in range(400):
+        path.append(gamma)
+        f, c = (np.interp(gamma, told["grid"], told[name][tokens][size]) for name in ("squares", "products"))
+        R, s = (1 - gamma) * own + gamma, (1 - gamma) * (f * own + c * (1 - own)) + gamma
+        gamma += 0.02 * overlap_drift(R, s, d)[0, 1].item()
+    assert (found["path"][:400] - torch.tensor(path, dtype=torch.float64)).abs().max() < EXACT
+    above = [k * 0.02 for k, overlap in enumerate(found["path"].tolist()) if overlap > 0.9]
+    assert found["when"] == above[0] if above else "when" not in found
+
+
+@pytest.mark.parametrize(("tokens", "size", "place"), [(2, 3, 1), (2, 6, 6), (3, 4, 0)])
+def test_the_heads_of_the_collapse_are_the_librarys(tokens, size, place):
+    told, n = DATA["collapse"](), TOKENS[tokens]
+    x = simplex_tokens(n, 128, OVERLAPS[place], dtype=torch.float64).expand(300, n, 128)
+    A = random_attention(x, SIZES[size], torch.Generator().manual_seed(1))
+    f = A.square().sum((-2, -1)).mean() / n
+    c = (A.sum(-2).square().sum(-1).mean() / n - f) / (n - 1)
+    for name, value in (("squares", f), ("products", c)):
+        assert abs(told[name][tokens][size][place] - value) < 0.03
+
+
+def test_no_tokens_of_equal_overlap_without_room(compute):
+    assert not len(compute("collapse", tokens=5, size=0, dims=1)["path"])
 
 
 @pytest.mark.parametrize("sign", [False, True])
