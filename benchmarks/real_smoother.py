@@ -35,7 +35,8 @@ from gbattn.smoothers import degrees_of_freedom
 EXPERIMENT = "real-smoother"
 NU = (-1.0, -0.5, -0.2, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0)
 ONE = (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0)  # of one layer, where the derivatives say what 0.1 would
-SHIFTS = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.2)
+SCALES = (-0.2, -0.1, 0.0, 0.1, 0.2)
+SHIFTS = (-0.05, 0.0, 0.05, 0.1)
 DOCUMENTS, LENGTH, SINK = 16, 256, 0.3
 
 
@@ -188,8 +189,8 @@ def class_of(found):
     return [[name(*head) for head in zip(*row)] for row in rows]
 
 
-def measure(model, ids, text, curves):
-    """Write the records of one text that are not there."""
+def measure(model, ids, text, curves, first):
+    """Write the records of one text that are not there; at first, those alone that a planned comparison needs."""
     folder, base = experiment_folder(EXPERIMENT), dict(text=text, documents=len(ids), tokens=ids.shape[1])
     there = lambda name: (folder / f"{text}-{name}.json").is_file()
     save = lambda name, settings, found: Record(EXPERIMENT, base | settings, found).save(f"{text}-{name}")
@@ -203,10 +204,10 @@ def measure(model, ids, text, curves):
         plain, every = run.loss(keep=True).tolist(), range(len(run.layers))
         of_all = lambda kind, nu: plain if nu == 0 else run.loss_with({n: kind(nu) for n in every})
         run_on = dict(dtype="bfloat16 products")
-        if not there("all"):
-            found = {name: [of_all(kind, nu) for nu in NU] for name, kind in (("twice", twice), ("scale", scaled))}
-            found["shift"] = [shifted_loss(run, share) for share in SHIFTS]
-            save("all", run_on | dict(part="all", nu=NU, shift=SHIFTS), found)
+        if not there("all") and (curves or not first):
+            found = dict(twice=[of_all(twice, nu) for nu in NU], scale=[of_all(scaled, nu) for nu in SCALES])
+            found["shift"] = [plain if share == 0 else shifted_loss(run, share) for share in SHIFTS]
+            save("all", run_on | dict(part="all", nu=NU, scale=SCALES, shift=SHIFTS), found)
         if not there("classes"):
             (record,) = [r for r in _records(folder) if r.settings["text"] == text and r.settings["part"] == "heads"]
             kinds, found = record.measured["classes"], dict(plain=plain)
@@ -216,7 +217,7 @@ def measure(model, ids, text, curves):
                     found[f"{kind}_{nu:+}"] = run.loss_with({n: twice(factors[n]) for n in every if factors[n].any()})
             save("classes", run_on | dict(part="classes"), found)
         spread = sorted(every, key=lambda number: number % 3)  # every third first, should the time run out
-        for number in spread if curves else ():
+        for number in spread if curves and not first else ():
             if not there(f"layer-{number:02}"):
                 losses = [plain if nu == 0 else run.loss_with({number: twice(nu)}, number) for nu in ONE]
                 save(f"layer-{number:02}", run_on | dict(part="layer", layer=number, nu=ONE), dict(loss=losses))
@@ -253,6 +254,6 @@ if __name__ == "__main__":
         articles = re.split(r"(?m)^(?= = [^=].*[^=] = $)", options.wikitext.read_text())
         texts["wikitext-103"] = articles[1:]
     ids = {name: windows(documents, tokenizer) for name, documents in texts.items()}
-    for curves in (False, True):
+    for first in (True, False):
         for name in texts:
-            measure(model, ids[name], name, curves and name == options.curves)
+            measure(model, ids[name], name, name == options.curves, first)
