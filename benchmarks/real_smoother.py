@@ -82,7 +82,8 @@ class Layers:
             if keep:
                 self.inputs.append(h)
         h = self.model.model.norm(h)
-        of = lambda h, ids: nnf.cross_entropy(self.model.lm_head(h[:-1]).float(), ids[1:])
+        wide = lambda x: x.float() if x.dtype == torch.bfloat16 else x
+        of = lambda h, ids: nnf.cross_entropy(wide(self.model.lm_head(h[:-1])), ids[1:])
         return torch.stack([of(*pair) for pair in zip(h, self.ids)])
 
     def loss_with(self, seconds, start=0):
@@ -118,25 +119,26 @@ def derivatives(model, ids):
         with torch.no_grad():
             c, kept = correction(), F.detach()
         for name, of in (("twice", c), ("scale", kept)):
-            place = torch.zeros(F.shape[:2])
+            place = torch.zeros(F.shape[:2], dtype=F.dtype)
             found[name].append(place)
             F.register_hook(lambda g, place=place, of=of: write(place, (g * of).sum((-2, -1))))
         return F
 
-    def shifted(name):
+    def shifted(name, width):
         def hook(module, inputs, y):
-            place = torch.zeros(len(y), y.shape[-1] // 64)
+            place = torch.zeros(len(y), y.shape[-1] // width, dtype=y.dtype)
             found[name].append(place)
             change = nnf.pad(y.detach(), (0, 0, 1, -1)) - y.detach()
             change[:, 0] = 0  # the first token has none before it
-            y.register_hook(lambda g: write(place, (g * change).unflatten(-1, (-1, 64)).sum((1, 3))))
+            y.register_hook(lambda g: write(place, (g * change).unflatten(-1, (-1, width)).sum((1, 3))))
 
         return hook
 
     for layer in run.layers:
-        layer.self_attn.second = second
-        handles.append(layer.self_attn.k_proj.register_forward_hook(shifted("shift_key")))
-        handles.append(layer.self_attn.v_proj.register_forward_hook(shifted("shift_value")))
+        attention = layer.self_attn
+        attention.second = second
+        for name, projection in (("shift_key", attention.k_proj), ("shift_value", attention.v_proj)):
+            handles.append(projection.register_forward_hook(shifted(name, attention.head_dim)))
     run.inputs[0] = run.inputs[0].detach().requires_grad_()
     loss = run.loss()
     loss.sum().backward()
@@ -189,11 +191,23 @@ def class_of(found):
     return [[name(*head) for head in zip(*row)] for row in rows]
 
 
+def short(found):
+    """Numbers with six digits: lists of lists of them would make long files."""
+    if isinstance(found, float):
+        return float(f"{found:.6g}")
+    if isinstance(found, dict):
+        return {name: short(x) for name, x in found.items()}
+    return [short(x) for x in found] if isinstance(found, list) else found
+
+
 def measure(model, ids, text, curves, first):
     """Write the records of one text that are not there; at first, those alone that a planned comparison needs."""
     folder, base = experiment_folder(EXPERIMENT), dict(text=text, documents=len(ids), tokens=ids.shape[1])
     there = lambda name: (folder / f"{text}-{name}.json").is_file()
-    save = lambda name, settings, found: Record(EXPERIMENT, base | settings, found).save(f"{text}-{name}")
+
+    def save(name, settings, found):
+        Record(EXPERIMENT, base | settings, short(found)).save(f"{text}-{name}")
+
     if not there("heads"):
         found = derivatives(model, ids)
         with torch.no_grad():
