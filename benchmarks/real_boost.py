@@ -27,7 +27,7 @@ from gbattn.pretrained import boost
 EXPERIMENT = "real-boost"
 RATES, WIDER = (3e-4, 1e-3, 3e-3), 10**0.5
 SEEDS, PILOT = (0, 1, 2), 100
-UPDATES, WARM, BATCH, LENGTH, FIRST = 32, 4, 2, 256, 20
+UPDATES, WARM, BATCH, LENGTH, FIRST = 24, 4, 2, 256, 20
 RANK, BOTTLENECK = 55, 489  # the weights of a correction: 563,337 a layer
 ARMS = ("boost", "LoRA", "adapter")
 

@@ -18,7 +18,7 @@ from gbattn.lab.real_model import load_smollm2
 from gbattn.language_model import ModelConfig, model_cost
 from gbattn.pretrained import boost
 
-PROMPT, NEW, TURNS, BATCHES = 128, 8, 5, (1, 8)
+PROMPT, NEW, TURNS, BATCHES = 128, 8, 3, (1, 8)
 SHAPE = dict(vocab_size=49_152, max_length=256, d_model=576, n_layers=30, n_heads=9, d_ffn=1536, bias=False)
 SHAPE |= dict(normalizer="rmsnorm", ffn="swiglu", positions="rotary")
 OPTIONS = {"multi_head": dict(n_kv_heads=3), "boosted": dict(n_kv_heads=3, gate="head")}
