@@ -95,3 +95,19 @@ def test_it_is_boosted_without_a_change_saved_and_loaded(real, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(loaded(IDS).logits, moved)
     assert torch.equal(unboost(loaded)(IDS).logits, logits)
+
+
+@torch.no_grad()
+def test_a_boosted_model_takes_fewer_layers_of_itself_as_a_draft(real):
+    """Assisted decoding writes what the boosted model writes alone."""
+    from gbattn.pretrained import boost
+
+    _, tokenizer, cache = real
+    boosted, draft = boost(load_smollm2(cache)[0], layers=[20], gate="head"), load_smollm2(cache)[0]
+    torch.nn.init.normal_(boosted.model.layers[20].self_attn.corrections[0].value.weight, std=0.02)
+    draft.model.layers, draft.config.num_hidden_layers = draft.model.layers[:25], 25
+    ids = tokenizer("def add(a, b):", return_tensors="pt").input_ids
+    options = dict(max_new_tokens=6, do_sample=False, pad_token_id=2)
+    alone = boosted.generate(ids, **options)
+    assert torch.equal(boosted.generate(ids, assistant_model=draft, **options), alone)
+    assert not torch.equal(draft.generate(ids, **options), alone)
