@@ -37,7 +37,7 @@ class LowRank(nn.Module):
 
     def __init__(self, base, rank):
         super().__init__()
-        self.base = base
+        self.base, self.in_features = base, base.in_features
         self.down = nn.Linear(base.in_features, rank, bias=False)
         self.up = nn.Linear(rank, base.out_features, bias=False)
         nn.init.zeros_(self.up.weight)
