@@ -106,9 +106,9 @@ def logits(W, x, s):
 
 
 STANDARD = dict(
-    normalizer="layernorm", alpha=None, gain=1.0, factor=1.0, depth=12, warm_up=0
+    normalizer="layernorm", alpha=None, gain=1.0, factor=1.0, depth=8, warm_up=0
 )
-STANDARD |= dict(rates=RATES, seeds=5, steps=100, batch=32)
+STANDARD |= dict(rates=RATES, seeds=5, steps=100, batch=16)
 SWEPT = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
