@@ -1,7 +1,9 @@
 """Chapter 12 in training: small vision transformers of the book's blocks on digits, over slopes, scales and rates."""
 
+import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import stack_module_state
@@ -9,7 +11,7 @@ from torch.nn import functional as nnf
 
 from gbattn.blocks import Block, make_normalizer
 from gbattn.conventions import Record
-from gbattn.signal import VIT_B, initialize
+from gbattn.signal import VIT_B, initialize, recursion
 
 WIDTH, HEADS, PATCHES, HELD_OUT = 32, 4, 8, 400
 RATES = [0.00025 * 4**k for k in range(5)]
@@ -199,3 +201,50 @@ def adamw(w, g, m, v, t, rate):
     v.mul_(0.999).addcmul_(g, g, value=0.001)
     step = m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt_().add_(1e-8))
     return w.sub_(rate * step.add_(w, alpha=0.05))
+
+
+# ---- what the records say ----
+
+
+def octaves(loss, rates, within):
+    """Factors of two in the rate over which a loss is at most `within` times its
+    least; ln loss is taken as linear in ln rate between two rates."""
+    x, y = np.log2(rates), np.log(loss)
+    fine = np.linspace(x[0], x[-1], 10_001)
+    share = np.mean(np.interp(fine, x, y) <= y.min() + math.log(within))
+    return float(share * (x[-1] - x[0]))
+
+
+def best_rate(loss, rates):
+    """The middle of the rates within 10 % of the least loss, in ln."""
+    x, y = np.log(rates), np.log(loss)
+    fine = np.linspace(x[0], x[-1], 10_001)
+    return float(fine[np.interp(fine, x, y) <= y.min() + math.log(1.1)].mean())
+
+
+def norm_at_start(**changes):
+    """J from the first tokens of the digits to the last block, predicted."""
+    s = STANDARD | changes
+    x, _ = digits()
+    with torch.no_grad():
+        nets = [Classifier(seed, s) for seed in range(s["seeds"])]
+        h = torch.stack([net.embed(x) + net.place.weight for net in nets])
+    gram = (h @ h.mT / WIDTH).double().mean((0, 1))
+    q0 = gram.trace().item() / PATCHES
+    p0 = (gram.sum().item() / PATCHES - q0) / (PATCHES - 1)
+    rules = dict(normalizer=s["normalizer"], alpha=s["alpha"] or 1.0)
+    scales = VIT_B.times(s["factor"])
+    run = recursion(s["depth"], **rules, sigmas=scales, q0=q0, p0=p0, n=PATCHES)
+    return float(run.backward_J[0])
+
+
+def decided(differences, sign):
+    """Which rows of paired differences have a mean of that sign after Holm's
+    correction of their t tests at 5 %."""
+    from scipy.stats import ttest_1samp
+
+    from gbattn.comparison import holm
+
+    rows = np.asarray(differences)
+    p_values = holm(ttest_1samp(rows, 0, axis=1).pvalue.tolist())
+    return (np.array(p_values) < 0.05) & (sign * rows.mean(1) > 0)

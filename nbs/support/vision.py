@@ -157,7 +157,8 @@ def measure_pictures(**changes):
     """Measure one arm, and predict it from the tokens before block 0 and after `later` blocks. Returns a Record."""
     s = STANDARD | changes
     depth, later, rows = s["depth"], s["later"], {}
-    add = lambda name, values: rows.setdefault(name, []).append(values)
+    short = lambda values: [float(f"{x:.5g}") for x in values]
+    add = lambda name, values: rows.setdefault(name, []).append(short(values))
     for seed in range(s["inits"]):
         model = vision_transformer(seed, depth, s["act"], s["factor"], s["sharp"])
         x = first_tokens(model, s["pictures"], s["with_class"], s["with_places"])
