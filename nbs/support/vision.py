@@ -9,7 +9,13 @@ from torch import nn
 
 from gbattn.blocks import Block, make_normalizer
 from gbattn.conventions import Record
-from gbattn.signal import VIT_B, initialize, measure, recursion
+from gbattn.signal import (
+    VIT_B,
+    equiangular_tokens,
+    initialize,
+    measure,
+    recursion,
+)
 
 WIDTH, SIDE = 192, 64
 
@@ -78,12 +84,27 @@ def blocks_of(model, normalizer="layernorm", alpha=None):
 
 
 def first_tokens(model, kind, with_class=False, with_places=True):
-    """What enters block 0."""
+    """What enters block 0; for "equiangular", tokens of the photographs' mean size and
+    overlap, any two alike."""
     with torch.no_grad():
-        x = model.embeddings(pictures(kind))
+        equal = kind == "equiangular"
+        x = model.embeddings(pictures("photos" if equal else kind))
         if not with_places:
             x = x - model.embeddings.position_embeddings
-    return x if with_class else x[:, 1:]
+    x = x if with_class else x[:, 1:]
+    if not equal:
+        return x
+    q, p = (values.mean().item() for values in sizes_and_overlaps(x))
+    rng = torch.Generator().manual_seed(0)
+    options = dict(batch_size=len(x), generator=rng)
+    return equiangular_tokens(x.shape[1], WIDTH, q0=q, p0=p, **options)
+
+
+def sizes_and_overlaps(x):
+    """Of each token of x (B, n, D): its size, and its mean overlap with the others."""
+    gram = (x @ x.mT / WIDTH).double()
+    q = gram.diagonal(dim1=1, dim2=2)
+    return q, (gram.sum(2) - q) / (x.shape[1] - 1)
 
 
 # ---- measured and predicted ----
@@ -92,13 +113,9 @@ def first_tokens(model, kind, with_class=False, with_places=True):
 def predicted(x, depth, s, each_token=False):
     """The recursion from the tokens x (B, n, D), a mean over pictures; or with a size and an overlap for each token,
     a mean over tokens as well."""
-    patches = x[:, 1:] if s["with_class"] else x
-    n = patches.shape[1]
-    gram = (patches @ patches.mT / WIDTH).double()
-    q = gram.diagonal(dim1=1, dim2=2)  # (B, n)
-    p = (gram.sum(2) - q) / (n - 1)
+    q, p = sizes_and_overlaps(x[:, 1:] if s["with_class"] else x)  # (B, n)
     if each_token:
-        p = p.minimum(q).maximum(-q / (n - 1))
+        p = p.minimum(q).maximum(-q / (x.shape[1] - 1))
     else:
         q, p = q.mean(1), p.mean(1)
     rules = dict(
@@ -140,6 +157,10 @@ CONTROLS = {
     "twice": dict(factor=2.0),
     "blocks": dict(family="gbattn"),
 }
+ADDED = {  # after the others had run
+    "flat": dict(sharp=0.0),
+    "equal": dict(pictures="equiangular"),
+}
 
 
 def picture_runs():
@@ -150,6 +171,8 @@ def picture_runs():
             runs[f"{kind}-{name}"] = normalizer | dict(pictures=kind, forward=True)
         for control, change in CONTROLS.items():
             runs[f"{control}-{name}"] = normalizer | change | dict(inits=3)
+    for control, change in ADDED.items():
+        runs[f"{control}-layernorm"] = LN | change | dict(inits=3)
     return runs
 
 
