@@ -172,6 +172,7 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8")) -> HTML:
         "aria-label='Map of prerequisites, from top to bottom: a line leads to each chapter from those that its own "
         "box names under You need.'>"
         "<style>.needs-map {width: 100%; max-width: 35rem; height: auto} "
+        ".needs-map a {text-decoration: none} "
         ".needs-map path {fill: none; stroke: #8a8f98; stroke-width: 1.5} "
         ".needs-map circle {fill: var(--pst-color-background, #fff); stroke: #0072b2; stroke-width: 1.6} "
         ".needs-map text {font: 15px sans-serif; text-anchor: middle; fill: var(--pst-color-text-base, #222)} "

@@ -19,7 +19,7 @@ STYLE = """
 .play label {display: grid; grid-template-columns: 8.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
 .play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
 .play label:has(select) {grid-template-columns: 8.5rem 1fr}
-.play input[type=range] {width: 100%; min-width: 0}
+.play input[type=range], .play select {width: 100%; min-width: 0}
 .play svg {width: 100%; height: auto; user-select: none}
 .play text {font: 15px sans-serif}
 .play p {margin: .2rem 0; min-height: 3em; font-variant-numeric: tabular-nums}
