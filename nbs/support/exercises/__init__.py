@@ -54,7 +54,8 @@ def check(number: str, answer: object = _NOTHING) -> Verdict:
         It shows its sentence, and is true if the answer is right.
     """
     name = str(number).strip()
-    name = name if name[1:2].isdigit() else f"0{name}"
+    one_digit = name[:1].isdigit() and not name[1:2].isdigit()
+    name = f"0{name}" if one_digit else name
     of_chapter = sorted(
         key for key in EXERCISES if key.startswith(f"{name.partition('.')[0]}.")
     )

@@ -1,4 +1,4 @@
-"""Exercises of chapters 20 to 30: how training shapes attention, neighbours, and the models people have."""
+"""Exercises of chapters 20 to 30 and of the command line: how training shapes attention, neighbours, models."""
 
 import math
 
@@ -75,6 +75,206 @@ def _():
     yield (
         [ANY, ANY, limit(best)],
         "The third: that is the limit for the best m at τ = 0.1. Another m pays longer.",
+    )
+
+
+@exercise(
+    "24.1",
+    "the weight p of each of two tokens on itself, from their scores S, two by two",
+    "Offsets of rows and columns cancel in this combination: one number of the four counts.",
+    on=lambda: [(torch.randn(2, 2),) for _ in range(3)],
+)
+def _():
+    from gbattn.sinkhorn import sinkhorn_weights
+
+    cross = lambda S: S[0, 0] + S[1, 1] - S[0, 1] - S[1, 0]
+    yield lambda S: sinkhorn_weights(S, iterations=5000, tolerance=1e-13)[0, 0]
+    yield (
+        lambda S: cross(S).sigmoid(),
+        "Two weights are p and two are 1 − p: the combination holds log p/(1 − p) twice.",
+    )
+    yield (
+        lambda S: S.softmax(1)[0, 0],
+        "That is softmax: its columns do not sum to 1.",
+    )
+    yield (
+        lambda S: ((S[0, 0] + S[1, 1]) / 2).sigmoid(),
+        "Add 1 to the scores of a row: P stays, and this changes.",
+    )
+
+
+@exercise(
+    "24.2",
+    "which biases can change the output of SinkhornAttention",
+    "Balancing cancels what is the same for all keys, and what is the same for all queries.",
+)
+def _():
+    yield "values"
+    yield (
+        "queries and values",
+        "That is softmax. The bias of the queries adds a number to each column. What does balancing do to it?",
+    )
+    yield (
+        "keys",
+        "The bias of the keys adds a number to each row, which even softmax cancels.",
+    )
+    yield "none", "Rows sum to one: what becomes of a vector added to all values?"
+
+
+def _plans():
+    from gbattn.sinkhorn import coupling
+
+    exact = dict(iterations=5000, tolerance=1e-14)
+    draw = lambda: coupling(torch.randn(3, 4), **exact)
+    return [(draw(), draw())]
+
+
+@exercise(
+    "24.3",
+    "the gradient with respect to S, from P and π",
+    "As for softmax. The potentials contribute a term, but one without a linear system.",
+    on=_plans,
+)
+def _():
+    from gbattn.sinkhorn import coupling
+
+    def gradient(P, pi):
+        S = P.log().requires_grad_()
+        plan = coupling(S, iterations=5000, tolerance=1e-14)
+        return torch.autograd.grad(-(pi * plan.log()).sum(), S)[0]
+
+    yield gradient
+    yield (
+        lambda P, pi: -pi,
+        "That leaves the potentials out. They depend on S.",
+    )
+    yield lambda P, pi: -pi / P, "That is the gradient with respect to P."
+    yield (
+        lambda P, pi: pi - P,
+        "A gradient step must raise P where π is larger.",
+    )
+
+
+@exercise(
+    "24.4",
+    "the weights (T, T), from the scores S",
+    "Causal and averaging, but not balanced; and the cache must hold queries.",
+    on=lambda: [(torch.randn(n, n),) for n in (3, 5)],
+)
+def _():
+    from gbattn.sinkhorn import sinkhorn_weights
+
+    balanced = lambda S: sinkhorn_weights(S, iterations=5000, tolerance=1e-12)
+
+    def by_prefixes(S, weights=balanced):
+        A = torch.zeros_like(S)
+        for t in range(1, len(S) + 1):
+            A[t - 1, :t] = weights(S[:t, :t])[-1]
+        return A
+
+    yield by_prefixes
+    yield (
+        lambda S: by_prefixes(S, lambda S: S.softmax(1)),
+        "That is causal softmax. Balance each prefix before its last row is taken.",
+    )
+    yield balanced, "Its first row depends on the last token."
+    yield (
+        lambda S: balanced(S).tril(),
+        "Balanced first and cut later: rows depend on later tokens, and do not sum to one.",
+    )
+
+
+@exercise(
+    "25.1",
+    "how many tokens at c = 1, and the c for 100",
+    "The larger the slope, the shorter the memory: nearly 2/c tokens.",
+)
+def _():
+    from gbattn.streaming import noise_left
+
+    tokens = (1 / noise_left(torch.arange(100.0))[-1]).item()
+    slope = 2 * math.atanh(0.01)
+    yield [tokens, slope]
+    yield (
+        [1 / (1 - math.exp(-1)), ANY],
+        "The first: that is one over the largest weight. The noise is the sum of squares of all.",
+    )
+    yield (
+        [ANY, 0.01],
+        "The second: that is a gain of a hundredth. The noise that a constant gain a leaves is a/(2 − a).",
+    )
+
+
+@exercise(
+    "25.2",
+    "the variance of the urn's share after n draws",
+    "Uniform on n + 1 shares, whose range grows with n: the limit is that of the uniform law.",
+    on=lambda: [(n,) for n in (1, 2, 7, 50)],
+)
+def _():
+    gains = lambda n: 1 / (torch.arange(1.0, n + 1) + 2)
+    yield lambda n: (1 - (1 - gains(n) ** 2).prod()) / 4
+    yield lambda n: 1 / 12, "That is the limit for many draws."
+    yield (
+        lambda n: (n + 2) / (12 * n),
+        "That is the variance of 0, 1/n, …, 1. The shares are (k + 1)/(n + 2).",
+    )
+    yield (
+        lambda n: (1 - (1 - gains(n)).prod() ** 2) / 4,
+        "What is left of the spread is multiplied by 1 − a² at each draw, not by (1 − a)².",
+    )
+
+
+@exercise(
+    "25.3",
+    "at a = 0.02 the lag of one round and of two in tokens, then the noise that each keeps, over a",
+    "Two rounds remove the lag of a straight line and cost two and a half times the noise.",
+    tolerance=0.03,
+)
+def _():
+    a, k = 0.02, torch.arange(5000.0)
+    one = a * (1 - a) ** k
+    two = (2 - a * (k + 1)) * one
+    lag = lambda weights: (weights @ k).item()
+    noise = lambda weights: (weights @ weights / a).item()
+    yield [lag(one), 0.0, noise(one), noise(two)]
+    yield (
+        [ANY, lag(one) ** 2, ANY, ANY],
+        "The second: residuals of a straight line are level. What does an average make of a level line?",
+    )
+    yield (
+        [ANY, ANY, 1.0, ANY],
+        "The third: a is the largest weight. The noise is the sum of the squares.",
+    )
+    yield (
+        [ANY, ANY, ANY, 2 * noise(one)],
+        "The fourth: the noise of the second round is not independent of that of the first.",
+    )
+
+
+@exercise(
+    "25.4",
+    "the gate of the round on the innovations, then the weights of the level head and of the rising one",
+    "The gate is the Kalman gain over the gain of the scores.",
+)
+def _():
+    spread = 1.0  # before a value is seen
+    for _ in range(100):
+        gain = spread / (spread + 1)
+        spread = 0.8**2 * (1 - gain) * spread + 1 - 0.8**2
+    gate = gain / (1 - 0.8 * (1 - gain))
+    yield [gate, 1 - gate, gate]
+    yield (
+        [gain, ANY, ANY],
+        "The first: that is the Kalman gain. Scores that rise by log 2 have a gain of a half by themselves.",
+    )
+    yield (
+        [1.0, ANY, ANY],
+        "The first: without a gate the sum is nearly the second round on the values.",
+    )
+    yield (
+        [ANY, 1.0, gate],
+        "The second: the innovations are values minus a first head. Collect the terms of that head.",
     )
 
 
@@ -184,4 +384,63 @@ def _():
     yield (
         lambda D, H, G: [size(D, H, G, D) - D * D, size(D, H, G, H) - D * H],
         "The gate reads F and c, two vectors of width D.",
+    )
+
+
+# ---- Z The command line ----
+
+
+@exercise(
+    "Z.1",
+    "which option may change",
+    "A folder holds one run: what decides its weights or its curve is fixed.",
+)
+def _():
+    yield "--checkpoint-every"
+    yield (
+        "--log-every",
+        "It says what a point of the learning curve is the mean of.",
+    )
+    yield "--seed", "It decides the order of the text."
+    yield "none", "Which option leaves weights and learning curve as they are?"
+
+
+@exercise(
+    "Z.2",
+    "what the model pays for the reversed text, beside the text itself",
+    "An equal floor, but for a model of that language.",
+)
+def _():
+    yield "more"
+    yield (
+        "the same",
+        "The entropy is the same. Which direction has this model learned?",
+    )
+    yield "less", "No text of this entropy costs a model less than the floor."
+
+
+@exercise(
+    "Z.3",
+    "bits of a sentence on average, of one of the baker's, and of another",
+    "A text is above or below the floor by the luck of its draws.",
+)
+def _():
+    from torch.distributions import Categorical
+
+    shares = torch.tensor([1 / 2, 1 / 6, 1 / 6, 1 / 6])
+    rest = 2 * math.log2(4)
+    subject = Categorical(shares).entropy().item() / math.log(2)
+    one, other = (-shares[:2].log2()).tolist()
+    yield [subject + rest, one + rest, other + rest]
+    yield (
+        [6.0, ANY, ANY],
+        "The first: that is for four subjects of equal probability.",
+    )
+    yield (
+        [subject * math.log(2) + rest, ANY, ANY],
+        "The first: the subject's entropy is in nats there. Bits are wanted.",
+    )
+    yield (
+        [ANY, 1.0, ANY],
+        "The second: that is the subject. Two words of four follow.",
     )
