@@ -168,7 +168,7 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8")) -> HTML:
         for one, chapter in found.items()
     )
     return HTML(
-        f"<svg class='needs-map' viewBox='0 0 560 {56 + 58 * (len(rows) - 1)}' role='img' "
+        f"<svg class='needs-map' viewBox='0 0 560 {56 + 58 * (len(rows) - 1)}' role='group' "
         "aria-label='Map of prerequisites, from top to bottom: a line leads to each chapter from those that its own "
         "box names under You need.'>"
         "<style>.needs-map {width: 100%; max-width: 35rem; height: auto} "
