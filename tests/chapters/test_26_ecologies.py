@@ -189,6 +189,35 @@ def test_prop_elsewhere(p):
     return elsewhere(p, False)
 
 
+def frozen(p, adapted):
+    """A mixture of two experts, routed by the prompt and by h; in the mutant an adapter of h for the first prompt."""
+    C, X = 3, int(p.encoding.max()) + 1
+    h = p.encoding.clone()
+    h[h == h[1]] = h[0]  # h merges the first two states
+    h = h.unique(return_inverse=True)[1]
+    pool = p.draw(3, 4)  # few laws, so that single prompts merge states too
+    expert = pool[torch.randint(3, (2, C, X), generator=p.rng)]
+    route = torch.randint(2, (C, X), generator=p.rng)
+    laws = torch.stack([expert[route[c, h], c, h] for c in range(C)], 1)  # (W, C, V)
+    if adapted:
+        laws[:, 0] = p.draw(p.W, 4)
+    same = lambda e: (e[:, None] == e).double()
+    single = torch.stack([same(quotient(TaskEcology(laws[:, [c]]))) for c in range(C)]).prod(0)
+    every = same(quotient(TaskEcology(laws)))
+    fewer = same(quotient(TaskEcology(laws[:, :2])))
+    loss = token_loss(p.ecology, torch.arange(p.W), laws).total
+    bound = token_loss(p.ecology, h).total
+    left = torch.cat([(every - single).abs().flatten(), (every - fewer).flatten(), same(h).flatten(), stack(bound)])
+    zeros = torch.zeros(2 * p.W**2, dtype=F64)
+    return left, torch.cat([zeros, every.flatten(), stack(loss)])
+
+
+@claim(worlds, tolerance=1e-10, relation="<=", mutant=lambda p: frozen(p, True))
+def test_prop_frozen(p):
+    """All prompts refine each, and what h merges stays merged and costs its excess. Mutant: an adapter of h."""
+    return frozen(p, False)
+
+
 # ---------------------------------------------------------------- the functions
 
 
