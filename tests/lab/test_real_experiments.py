@@ -77,7 +77,7 @@ def test_the_arms_start_as_the_model_with_equally_many_weights(llama, monkeypatc
         arms, new = boosting.adapted(model, arm, 0)
         assert upper.by_document(arms, h, IDS) == losses
         assert all(weight.dtype == torch.float32 for weight in new)
-        trained, found = boosting.fit(model, upper, (h, IDS), arm, 1e-2, 0)
+        trained, found = boosting.fit(model, upper, (h, IDS), arm, 1e-2, 0, 24)
         assert upper.by_document(trained, h, IDS) != losses
         assert found["trained"] == sum(weight.numel() for weight in new)
     sizes = {}
