@@ -249,11 +249,13 @@ class Correction(CorrectionWeights):
         return self.gate(torch.cat([F, c], dim=-1)).sigmoid()
 
 # %% ../nbs/08_boosted.ipynb #527e6ecb
-# by kv_from: what keys, and values, of a correction are computed from
+# by kv_from: what keys, and values, of a correction are computed from;
+# None for those of round 0
 _READS = {
     "residual": ("residual", "residual"),
     "input": ("input", "input"),
     "shared": (None, None),
+    # only for comparison:
     "residual_keys": ("residual", "input"),
     "residual_values": ("input", "residual"),
 }
@@ -518,6 +520,8 @@ _DIFFERENTIABLE: Rule = (
 )
 
 # %% ../nbs/08_boosted.ipynb #4463f094
+#| code-fold: true
+# The functional gradient in a model whose layer stops after a round
 def functional_gradient(
     layer: MultiHeadAttention, loss: Callable[[], torch.Tensor], round: int = 0
 ) -> tuple[torch.Tensor, Trace]:

@@ -279,6 +279,8 @@ def _check_search(loss, y, F, h, weights):
         require(fits, "weights", "other entries", "finite entries, 0 or more")
 
 # %% ../nbs/05_boosting.ipynb #85024c80
+#| code-fold: true
+# A smoother as a base learner
 class _Smoothing:
     """A recipe X → S as a regressor."""
 
@@ -294,6 +296,8 @@ class _Smoothing:
         return (S @ self.r).numpy()
 
 # %% ../nbs/05_boosting.ipynb #efbee988
+#| code-fold: true
+# The eight lines, with weights, subsamples and early stopping
 def _boost(machine, X, y, loss, w, stratify=None):
     """Fit: each round a learner fits the negative gradient of its rows."""
     from sklearn.utils import check_random_state

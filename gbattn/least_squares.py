@@ -37,6 +37,8 @@ from .ground.packages import check_packages
 from .ground.tensors import check_mask
 
 # %% ../nbs/01_least_squares.ipynb #12015aac
+#| code-fold: true
+# The library's whitening: two modes, a ridge, and a threshold
 def whiten(
     X: torch.Tensor,
     rcond: float | None = None,
@@ -199,6 +201,8 @@ def hat_matrix(
         return Z @ Z.mT
 
 # %% ../nbs/01_least_squares.ipynb #e92aedb4
+#| code-fold: true
+# The library's linear attention: masks, half precision, and the causal form
 def linear_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -335,6 +339,8 @@ class Fit(NamedTuple):
             return (X_query - self.x_mean) @ self.coefficients + self.y_mean
 
 # %% ../nbs/01_least_squares.ipynb #f4c5b0a0
+#| code-fold: true
+# The library's fit: checks, an intercept, two modes, gradients
 def least_squares(
     X: torch.Tensor,
     Y: torch.Tensor,

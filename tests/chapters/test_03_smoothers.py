@@ -291,6 +291,12 @@ def test_prop_second_look_pays(p):
     return second_look(p, lambda v: v * (3 - v))
 
 
+def test_a_second_look_at_the_best_multiplier_never_pays():
+    best = torch.linspace(0.01, 0.99, 50, dtype=F64)
+    risk = lambda share: (share - 1) ** 2 * best / (1 - best) + share**2  # noise 1
+    assert (risk(2 * best - best**2) > risk(best)).all()
+
+
 # ---------------------------------------------------------------- batches, precision, gradients
 
 

@@ -191,7 +191,7 @@ def three_tokens():
 
 @exercise(
     "03.1",
-    "the first token's estimate of the slope after three rounds, and the degrees of freedom of A",
+    "the first token's estimate of the slope after three rounds, and the degrees of freedom of two, 2A − A²",
     "The slope is learned quickly; the peak, whose factor is smaller, more slowly.",
 )
 def _():
@@ -202,8 +202,8 @@ def _():
     after = lambda rounds: (
         slope - torch.linalg.matrix_power(left, rounds) @ slope
     )[0].item()
-    freedom = degrees_of_freedom(A).item()
-    yield [after(3), freedom]
+    once = degrees_of_freedom(A).item()
+    yield [after(3), degrees_of_freedom(2 * A - A @ A).item()]
     yield [after(2), ANY], "The first number is that after two rounds."
     yield [after(4), ANY], "The first number is that after four rounds."
     yield (
@@ -214,10 +214,8 @@ def _():
         [ANY, 3.0],
         "The sum of all weights is 3, for every smoother of three rows. Degrees of freedom are the trace.",
     )
-    yield (
-        [ANY, A.square().sum().item()],
-        "That sums squares of weights, which counts variance. Take the trace.",
-    )
+    yield [ANY, once], "The second number is that of one round."
+    yield [ANY, 2 * once], "Two rounds have the trace of 2A, less that of A²."
 
 
 @exercise(
