@@ -843,12 +843,14 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
         module = isinstance(layer, type) and issubclass(layer, nn.Module)
         require(module, "layer", repr(layer), "a subclass of torch.nn.Module")
         known = LAYERS.get(name)
-        # A cell may run twice, and define the class that the library has.
+        # A cell may run twice, and define the class that the library has, with the
+        # summary of its docstring.
+        summary = lambda kind: (kind.__doc__ or "").partition("\n\n")[0].strip()
         same = known is None or (
             known.__qualname__ == layer.__qualname__
             and (
                 known.__module__ == layer.__module__
-                or known.__doc__ == layer.__doc__
+                or summary(known) == summary(layer)
             )
         )
         got, want = f"{name!r}, which is {known}", "a name that is not taken"
