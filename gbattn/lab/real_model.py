@@ -48,8 +48,8 @@ def load_gguf(path: str | Path) -> tuple[torch.nn.Module, object]:
 
     Returns
     -------
-    model, tokenizer
-        The model in evaluation mode.
+    tuple[torch.nn.Module, object]
+        The model in evaluation mode, and the tokenizer.
 
     Raises
     ------
@@ -89,8 +89,9 @@ def load_smollm2(cache: str | Path | None = None) -> tuple[torch.nn.Module, obje
 
     Returns
     -------
-    model, tokenizer
-        A ``LlamaForCausalLM`` in evaluation mode: 30 layers of width 576 with 9 heads in 3 groups, float32.
+    tuple[torch.nn.Module, object]
+        A ``LlamaForCausalLM`` in evaluation mode (30 layers of width 576 with 9 heads in 3 groups, float32), and the
+        tokenizer.
 
     Raises
     ------
