@@ -206,7 +206,9 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
 def test_a_point_is_dragged(page, name, moved):
     root = page.locator(f"#play-{name}")
     values = lambda: [root.locator(f"input[name={one}]").input_value() for one in moved]
-    before, box = values(), root.locator("[data-drag]").first.bounding_box()
+    point = root.locator("[data-drag]").first
+    point.scroll_into_view_if_needed()  # the mouse reaches no further
+    before, box = values(), point.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + 40, box["y"] - 40)
