@@ -57,13 +57,10 @@ UNSEEN = (
 )
 # Marks that both themes draw in one colour: parts of strings, and keywords.
 COLOURS = {"s": "s[12aeid]", "k": "kc|kn|ow"}
-COLOURS = {short: re.compile(rf'(?<=<span class=")(?:{names})(?=">)') for short, names in COLOURS.items()}
-BESIDE = re.compile(r'<span class="([sk])">([^<]*)</span>((?:<span class="\1">[^<]*</span>)+)')
+BESIDE = re.compile(r'<span class="([sk])">[^<]*</span>(?:<span class="\1">[^<]*</span>)+')
 # White space that no reader sees: at the start of lines, but for text that is laid out as it is written.
-INDENT, KEPT = (
-    re.compile(r"\n\s+"),
-    re.compile(r"(<(?:pre|script|style|textarea)\b.*?</(?:pre|script|style|textarea)>)", re.DOTALL),
-)
+INDENT = re.compile(r"\n\s+")
+VERBATIM = re.compile(r"(<(?:pre|script|style|textarea)\b.*?</(?:pre|script|style|textarea)>)", re.DOTALL)
 ICONS = re.compile(r"\s*<script [^>]*fontawesome\.js[^>]*></script>")
 # In the order in which they stand: a module that is written in the page waits, too.
 LATE = re.compile(r"<script(?= (?:data-[^>]*)?src=)"), re.compile(r"<script(?=>[^<]*DOCUMENTATION_OPTIONS)")
@@ -73,9 +70,9 @@ def without_weight(page):
     """A page without the scripts and the marks that it does not use, its scripts after its text."""
     page = UNSEEN[1].sub(r"\1", UNSEEN[0].sub(r"\1", ICONS.sub("", page)))
     for short, names in COLOURS.items():
-        page = names.sub(short, page)
+        page = re.sub(rf'<span class="(?:{names})">', f'<span class="{short}">', page)
     page = BESIDE.sub(lambda found: re.sub(r'</span><span class="\w">', "", found[0]), page)
-    page = "".join(part if i % 2 else INDENT.sub("\n", part) for i, part in enumerate(KEPT.split(page)))
+    page = "".join(part if i % 2 else INDENT.sub("\n", part) for i, part in enumerate(VERBATIM.split(page)))
     return LATE[1].sub('<script type="module"', LATE[0].sub('<script defer="defer"', page))
 
 

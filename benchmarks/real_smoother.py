@@ -117,8 +117,8 @@ def derivatives(model, ids):
 
     def second(F, correction, q, k):
         with torch.no_grad():
-            c, kept = correction(), F.detach()
-        for name, of in (("twice", c), ("scale", kept)):
+            c, first = correction(), F.detach()
+        for name, of in (("twice", c), ("scale", first)):
             place = torch.zeros(F.shape[:2], dtype=F.dtype)
             found[name].append(place)
             F.register_hook(lambda g, place=place, of=of: write(place, (g * of).sum((-2, -1))))

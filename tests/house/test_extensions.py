@@ -472,6 +472,18 @@ def test_a_drawing_gets_slim_and_keeps_its_outlines():
             assert word == number or abs(float(word) - float(number)) < 0.01
 
 
+def test_a_lighter_page_reads_as_before():
+    string = (
+        '<span class="sa">f</span><span class="s2">&quot;a </span><span class="si">{</span><span class="n">b</span>'
+    )
+    code = (
+        f'<pre>\n  <span class="kn">from</span> <span class="nn">x</span>\n\n  {string}<span class="mi">1</span></pre>'
+    )
+    lighter = offline.without_weight(f"<p>\n   one\n  two</p>\n  {code}\n\n  <p>end</p>")
+    code_after = '<pre>\n  <span class="k">from</span> x\n\n  <span class="s">f&quot;a {</span>b1</pre>'
+    assert lighter == f"<p>\none\ntwo</p>\n{code_after}\n<p>end</p>"
+
+
 def outlines(drawing):
     """What a drawing draws, in order: the words of each path, where it is used with the place that it gets."""
     elements = list(ElementTree.fromstring(drawing).iter())
