@@ -64,14 +64,16 @@ class Parallel(nn.Module):
         return self.base(x) + self.up(nnf.relu(self.down(x)))
 
 
-def adapted(model, arm, seed):
-    """A copy of the model in which only an arm's new weights learn, and these weights."""
+def adapted(model, arm, seed, chosen=None, **options):
+    """A copy of the model in which only an arm's new weights learn, and these weights; from layer `FIRST` on, unless
+    layers are chosen. Options are those of `boost`."""
     model = copy.deepcopy(model).requires_grad_(False)
-    layers = model.model.layers[FIRST:]
+    chosen = [*range(FIRST, len(model.model.layers))] if chosen is None else chosen
+    layers = [model.model.layers[number] for number in chosen]
     frozen = [module for module in model.modules() if isinstance(module, nn.Linear)]
     torch.manual_seed(seed)
     if arm == "boost":
-        boost(model, layers=[*range(FIRST, len(model.model.layers))], gate="head", freeze=True)
+        boost(model, layers=chosen, freeze=True, **dict(gate="head") | options)
     elif arm == "LoRA":
         for layer in layers:
             for part in (layer.self_attn, layer.mlp):
@@ -88,16 +90,17 @@ def adapted(model, arm, seed):
 
 
 class Upper:
-    """The layers from `FIRST` on, over a stored residual stream."""
+    """The layers from one on, by default `FIRST`, over a stored residual stream."""
 
-    def __init__(self, model):
+    def __init__(self, model, first=None):
+        self.first = FIRST if first is None else first
         places = torch.arange(LENGTH)[None]
         self.angles = model.model.rotary_emb(torch.zeros(1), places)
 
     def losses(self, model, h, ids, rows=slice(None)):
         """The loss of each predicted token, flat; of the given rows of each window only."""
         with torch.autocast("cpu", torch.bfloat16):
-            for layer in model.model.layers[FIRST:]:
+            for layer in model.model.layers[self.first :]:
                 h = layer(h, position_embeddings=self.angles, attention_mask=None)
             logits = model.lm_head(model.model.norm(h)[:, :-1][:, rows])
         return nnf.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:][:, rows].flatten(), reduction="none")
@@ -110,22 +113,23 @@ class Upper:
 
 
 @torch.no_grad()
-def lower(model, ids):
-    """The residual stream that enters the layer `FIRST`."""
+def lower(model, ids, first=None):
+    """The residual stream that enters a layer, by default `FIRST`."""
+    first = FIRST if first is None else first
     places, streams = torch.arange(LENGTH)[None], []
     for some in ids.split(8):
         h = model.model.embed_tokens(some)
         angles = model.model.rotary_emb(h, places)
         with torch.autocast("cpu", torch.bfloat16):
-            for layer in model.model.layers[:FIRST]:
+            for layer in model.model.layers[:first]:
                 h = layer(h, position_embeddings=angles, attention_mask=None)
         streams.append(h.float())
     return torch.cat(streams)
 
 
-def fit(model, upper, text, arm, rate, seed, updates):
-    """Train one arm; return the model and what is to be said of the training."""
-    model, new = adapted(model, arm, seed)
+def fit(model, upper, text, arm, rate, seed, updates, **choices):
+    """Train one arm; return the model and what is to be said of the training. Choices are those of `adapted`."""
+    model, new = adapted(model, arm, seed, **choices)
     optimizer = torch.optim.AdamW(new, lr=rate, weight_decay=0.0)
     h, ids = text
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
@@ -144,6 +148,26 @@ def fit(model, upper, text, arm, rate, seed, updates):
     return model, dict(trained=trained, cpu_seconds=time.process_time() - begin, training_loss=path)
 
 
+def texts(tokenizer, updates):
+    """The windows (·, LENGTH) to learn from, and one of each document to choose a rate on and to measure on."""
+    docs, end = python_docs(), tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    text = [id for doc in docs["train"].values() for id in (*tokenizer(doc).input_ids, end)]
+    text = torch.tensor(text[: len(text) // LENGTH * LENGTH]).view(-1, LENGTH)
+    text = text[torch.linspace(0, len(text) - 1, updates * BATCH).long()]
+    return dict(train=text, **{name: windows(list(docs[name].values()), tokenizer) for name in ("valid", "test")})
+
+
+def best_rate(pilot, rates, everywhere):
+    """The rate of the least loss; at an edge of the rates it is followed once, or until it lies inside."""
+    losses = {rate: pilot(rate) for rate in rates}
+    best = min(losses, key=losses.get)
+    while best in (min(losses), max(losses)) and (everywhere or len(losses) == len(rates)):
+        beyond = best * (WIDER if best == max(losses) else 1 / WIDER)
+        losses[beyond] = pilot(beyond)
+        best = min(losses, key=losses.get)
+    return best
+
+
 def main():
     """All runs of the plan that this file can make."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -156,13 +180,8 @@ def main():
     folder = experiment_folder(EXPERIMENT).with_name(experiment)  # beside the shorter one
     there = lambda name: (folder / f"{name}.json").is_file()
     model, tokenizer = load_smollm2()
-    upper, docs = Upper(model), python_docs()
-    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    text = [id for doc in docs["train"].values() for id in (*tokenizer(doc).input_ids, end)]
-    text = torch.tensor(text[: len(text) // LENGTH * LENGTH]).view(-1, LENGTH)
-    text = text[torch.linspace(0, len(text) - 1, updates * BATCH).long()]
-    parts = dict(train=text, **{name: windows(list(docs[name].values()), tokenizer) for name in ("valid", "test")})
-    parts = {name: (lower(model, ids), ids) for name, ids in parts.items()}
+    upper = Upper(model)
+    parts = {name: (lower(model, ids), ids) for name, ids in texts(tokenizer, updates).items()}
     shape = dict(updates=updates, batch=BATCH, length=LENGTH, first_layer=FIRST, dtype="bfloat16 products")
 
     def run(name, arm, rate, seed, split):
@@ -183,12 +202,7 @@ def main():
     best = {}
     for arm in options.arms:
         pilot = lambda rate, arm=arm: run(f"pilot-{arm}-{rate:.2g}", arm, rate, PILOT, "valid")
-        rates = {rate: pilot(rate) for rate in (RATES[1:] if longer else RATES)}
-        best[arm] = min(rates, key=rates.get)
-        while best[arm] in (min(rates), max(rates)) and (longer or len(rates) == len(RATES)):
-            beyond = best[arm] * (WIDER if best[arm] == max(rates) else 1 / WIDER)
-            rates[beyond] = pilot(beyond)
-            best[arm] = min(rates, key=rates.get)
+        best[arm] = best_rate(pilot, RATES[1:] if longer else RATES, longer)
     for seed in SEEDS:
         for arm in options.arms:
             run(f"{arm}-{seed}", arm, best[arm], seed, "test")

@@ -80,6 +80,15 @@ def test_the_arms_start_as_the_model_with_equally_many_weights(llama, monkeypatc
         trained, found = boosting.fit(model, upper, (h, IDS), arm, 1e-2, 0, 24)
         assert upper.by_document(trained, h, IDS) != losses
         assert found["trained"] == sum(weight.numel() for weight in new)
+    for choices in (dict(chosen=[0, 2]), dict(kv_from="input"), dict(gate="feature")):  # over a stream of its own
+        first = min(choices.get("chosen", [1]))
+        upper, h = boosting.Upper(model, first), boosting.lower(model, IDS, first)
+        arms, new = boosting.adapted(model, "boost", 0, **choices)
+        assert upper.by_document(arms, h, IDS) == pytest.approx(losses, abs=2e-2)  # of bfloat16 products
+        found = {n.split(".")[2] for n, w in arms.named_parameters() if w.requires_grad}
+        assert found == {str(number) for number in choices.get("chosen", [1, 2])}
+        assert arms.config.boosting["gate"] == choices.get("gate", "head")
+        assert arms.config.boosting["kv_from"] == choices.get("kv_from", "residual")
     sizes = {}
     monkeypatch.undo()
     correction = 2 * 576 * 192 + 576**2 + 2 * 576 * 9 + 9  # keys and values, queries, a gate a head
