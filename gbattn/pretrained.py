@@ -15,9 +15,6 @@ from copy import copy as shallow_copy
 from dataclasses import fields
 from functools import cache
 
-import torch
-from torch import nn
-
 from .blocks import Block
 from .boosted import Correction, Gate, GradientBoostedAttention, add_gated
 from gbattn.ground.arguments import (
@@ -32,6 +29,7 @@ from gbattn.ground.arguments import (
     require,
 )
 from gbattn.ground.hugging_face import (
+    BoostedConfig,
     LayerCache,
     no_continuous_batching,
     register_model,
@@ -53,7 +51,9 @@ from .positions import rotary_angles
 check_packages("pretrained", "transformers", releases=("5.15", "5.25"))
 
 # %% ../nbs/30_pretrained.ipynb #a11e2562
+import torch
 import transformers as hf
+from torch import nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -673,7 +673,7 @@ class BoostedModel:
             module.start_as_nothing()
 
 # %% ../nbs/30_pretrained.ipynb #2083c626
-class BoostedLlamaConfig(llama.LlamaConfig):
+class BoostedLlamaConfig(BoostedConfig, llama.LlamaConfig):
     """Llama's config, and ``boosting``, the options of `boost`."""
 
     model_type = "boosted_llama"
@@ -688,7 +688,7 @@ class BoostedLlamaForCausalLM(BoostedModel, llama.LlamaForCausalLM):
 
 # %% ../nbs/30_pretrained.ipynb #c0cf4edd
 #| code-fold: true
-class BoostedGPT2Config(gpt2.GPT2Config):
+class BoostedGPT2Config(BoostedConfig, gpt2.GPT2Config):
     """GPT-2's config, and ``boosting``, the options of `boost`."""
 
     model_type = "boosted_gpt2"
@@ -701,7 +701,7 @@ class BoostedGPT2LMHeadModel(BoostedModel, gpt2.GPT2LMHeadModel):
     config_class, boosted_attention = BoostedGPT2Config, BoostedGPT2Attention
 
 
-class BoostedQwen2Config(qwen2.Qwen2Config):
+class BoostedQwen2Config(BoostedConfig, qwen2.Qwen2Config):
     """Qwen 2's config, and ``boosting``, the options of `boost`."""
 
     model_type = "boosted_qwen2"
@@ -715,7 +715,7 @@ class BoostedQwen2ForCausalLM(BoostedModel, qwen2.Qwen2ForCausalLM):
 
 # %% ../nbs/30_pretrained.ipynb #0065337e
 #| code-fold: true
-class BoostedQwen3Config(qwen3.Qwen3Config):
+class BoostedQwen3Config(BoostedConfig, qwen3.Qwen3Config):
     """Qwen 3's config, and ``boosting``, the options of `boost`."""
 
     model_type = "boosted_qwen3"
@@ -895,5 +895,5 @@ def unboost(model: hf.PreTrainedModel) -> hf.PreTrainedModel:
         del layer.corrections, layer.kv_from, layer.extra
     model.__class__ = kind.__bases__[1]
     del model.config.boosting
-    model.config.__class__ = kind.config_class.__bases__[0]
+    model.config.__class__ = kind.config_class.__bases__[1]
     return model

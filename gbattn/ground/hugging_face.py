@@ -125,6 +125,30 @@ def no_continuous_batching(model, *args, **kwargs):
     raise ArgumentError("model", got, want)
 
 
+# In ``config.json``, before the type of a boosted layer's attention: a config that is not of a boosted class refuses it.
+BOOSTED_TYPE = "boosted_"
+
+
+class BoostedConfig:
+    """What the configs of boosted classes share: the name of each boosted layer in ``layer_types`` of the file, so that a
+    class that would drop the corrections raises an error. In memory the types are those of the plain config."""
+
+    def __post_init__(self, **kwargs):
+        found = kwargs if "layer_types" in kwargs else vars(self)  # Llama and GPT-2 have no such field
+        if found.get("layer_types") is not None:
+            found["layer_types"] = [name.removeprefix(BOOSTED_TYPE) for name in found["layer_types"]]
+        if {*kwargs.get("layer_types", ())} == {"full_attention"}:  # as `to_diff_dict` adds
+            del kwargs["layer_types"]
+        super().__post_init__(**kwargs)
+
+    def to_diff_dict(self) -> dict:
+        """Return what is written."""
+        written, boosted = super().to_diff_dict(), (self.boosting or {}).get("layers", [])
+        types = getattr(self, "layer_types", None) or ["full_attention"] * self.num_hidden_layers
+        types = [BOOSTED_TYPE * (number in boosted) + name for number, name in enumerate(types)]
+        return written | dict(layer_types=types)
+
+
 def register_model(kind: type) -> None:
     """Make a class and its config known to all of transformers that asks for a causal language model: to the Auto
     classes, and by its name to `Trainer`, which otherwise smooths labels that are not shifted, to pipelines and to model

@@ -463,13 +463,36 @@ def test_a_boosted_model_writes_the_same_text_and_then_decodes_what_it_computes(
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is type(model) and torch.equal(loaded(IDS, attention_mask=REAL).logits, logits)
-    first_round, info = type(plain).from_pretrained(tmp_path, output_loading_info=True)  # which warns
-    assert torch.equal(first_round(IDS).logits, plain(IDS).logits)
-    assert {*info["unexpected_keys"]} == {*model.state_dict()} - {*plain.state_dict()}
+    assert loaded.config.to_dict() | dict(_name_or_path="") == model.config.to_dict()
     restored = gp.unboost(model)
     assert type(restored) is type(plain) and type(restored.config) is type(plain.config)
     assert torch.equal(restored(IDS).logits, plain(IDS).logits)
     assert {*restored.state_dict()} == {*plain.state_dict()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_plain_class_refuses_a_folder_whose_corrections_it_would_drop(gp, name, tmp_path):
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoModelForCausalLM
+
+    plain = family(name)
+    model = shaken(gp.boost(copy.deepcopy(plain), layers=[1]), scale=0.3, only="corrections")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(StrictDataclassError, match="boosted_(full|sliding)_attention"):
+        type(plain).from_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert [of.startswith("boosted_") for of in config.pop("layer_types")] == [False, True]
+    path.write_text(json.dumps(config))  # the mutant, as older releases saved it
+    first_round, info = type(plain).from_pretrained(tmp_path, output_loading_info=True)  # which warns
+    assert torch.equal(first_round(IDS).logits, plain(IDS).logits)
+    assert {*info["unexpected_keys"]} == {*model.state_dict()} - {*plain.state_dict()}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(IDS).logits, model(IDS).logits)
+    gp.unboost(model).save_pretrained(tmp_path / "plain")
+    again = type(plain).from_pretrained(tmp_path / "plain")
+    assert torch.equal(again(IDS).logits, plain(IDS).logits)
 
 
 @torch.no_grad()
