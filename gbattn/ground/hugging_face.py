@@ -130,13 +130,18 @@ BOOSTED_TYPE = "boosted_"
 
 
 class BoostedConfig:
-    """What the configs of boosted classes share: the name of each boosted layer in ``layer_types`` of the file, so that a
-    class that would drop the corrections raises an error. In memory the types are those of the plain config."""
+    """What the configs of boosted classes share: in the file, ``layer_types`` names each boosted layer, so that a class
+    that would drop the corrections raises an error. In memory the types are those of the plain config.
+
+    The file does not repeat the number of layers: `Trainer` reads it with the base class of all configs, which refuses
+    such a name only beside that number."""
 
     def __post_init__(self, **kwargs):
         found = kwargs if "layer_types" in kwargs else vars(self)  # Llama and GPT-2 have no such field
-        if found.get("layer_types") is not None:
-            found["layer_types"] = [name.removeprefix(BOOSTED_TYPE) for name in found["layer_types"]]
+        types = found.get("layer_types") or []
+        if any(name.startswith(BOOSTED_TYPE) for name in types):
+            self.num_hidden_layers = len(types)
+            found["layer_types"] = [name.removeprefix(BOOSTED_TYPE) for name in types]
         if {*kwargs.get("layer_types", ())} == {"full_attention"}:  # as `to_diff_dict` adds
             del kwargs["layer_types"]
         super().__post_init__(**kwargs)
@@ -145,8 +150,10 @@ class BoostedConfig:
         """Return what is written."""
         written, boosted = super().to_diff_dict(), (self.boosting or {}).get("layers", [])
         types = getattr(self, "layer_types", None) or ["full_attention"] * self.num_hidden_layers
-        types = [BOOSTED_TYPE * (number in boosted) + name for number, name in enumerate(types)]
-        return written | dict(layer_types=types)
+        if boosted:
+            written["layer_types"] = [BOOSTED_TYPE * (n in boosted) + name for n, name in enumerate(types)]
+            written.pop("num_hidden_layers", None)
+        return written
 
 
 def register_model(kind: type) -> None:

@@ -483,8 +483,10 @@ def test_the_plain_class_refuses_a_folder_whose_corrections_it_would_drop(gp, na
         type(plain).from_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    assert [of.startswith("boosted_") for of in config.pop("layer_types")] == [False, True]
-    path.write_text(json.dumps(config))  # the mutant, as older releases saved it
+    types = config["layer_types"]
+    assert [of.startswith("boosted_") for of in types] == [False, True]
+    config |= dict(num_hidden_layers=2, layer_types=[of.removeprefix("boosted_") for of in types])
+    path.write_text(json.dumps(config))  # the mutant, as it was saved before
     first_round, info = type(plain).from_pretrained(tmp_path, output_loading_info=True)  # which warns
     assert torch.equal(first_round(IDS).logits, plain(IDS).logits)
     assert {*info["unexpected_keys"]} == {*model.state_dict()} - {*plain.state_dict()}
@@ -724,7 +726,8 @@ def test_a_model_of_transformers_can_be_pickled(gp, kind):
     assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
 
 
-def test_trainer_resumes_a_boosted_model_and_keeps_its_best(gp, tmp_path):
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_trainer_resumes_a_boosted_model_and_keeps_its_best(gp, tmp_path, name):
     from transformers import Trainer, TrainingArguments
 
     rows = [dict(input_ids=row, labels=row) for row in IDS.repeat(8, 1)]
@@ -735,7 +738,7 @@ def test_trainer_resumes_a_boosted_model_and_keeps_its_best(gp, tmp_path):
     arguments = TrainingArguments(str(tmp_path), **settings)
 
     def trained(**options):
-        trainer = Trainer(gp.boost(family("gpt2")), arguments, train_dataset=rows, eval_dataset=rows[:4])
+        trainer = Trainer(gp.boost(family(name)), arguments, train_dataset=rows, eval_dataset=rows[:4])
         trainer.train(**options)
         return trainer
 
