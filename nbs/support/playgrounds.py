@@ -24,7 +24,10 @@ STYLE = """
 .play text {font: 15px sans-serif}
 .play p {margin: .2rem 0; min-height: 3em; font-variant-numeric: tabular-nums}
 .play .key {display: flex; flex-wrap: wrap; gap: 0 1.2rem; font-size: .9em}
-.play button {padding: .2rem .8rem}
+.play .steps {display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .4rem 0 .6rem}
+.play button {padding: .2rem .7rem; border: 1px solid var(--pst-color-border, #999); border-radius: .4rem;
+  background: var(--pst-color-surface, #eee); color: inherit; font-size: .9em}
+.play button:hover {border-color: var(--pst-color-link, #06c)}
 """
 
 
@@ -188,6 +191,105 @@ KEYS = {
         ("━", "second", "gated correction, ending in the result"),
     ],
 }
+# name: what there is to see in it, a button each: its words, the inputs that it moves from where they start, and what
+# a reader then sees
+STEPS = {
+    "fit": [
+        (
+            "an outlier",
+            {"y3": -2},
+            "The line turns, and the second round still adds nothing: what is left is at right angles to every line.",
+        ),
+        (
+            "averages",
+            {"averages": True},
+            "An average leaves residuals that another average can see, so the second round adds something.",
+        ),
+    ],
+    "smooth": [
+        (
+            "too wide",
+            {"bandwidth": 0.15},
+            "The estimate cuts off the peak and fills the valley: nearly all of the risk is bias.",
+        ),
+        (
+            "and a second round",
+            {"bandwidth": 0.15, "rounds": 2},
+            "The second round removes more than half of the squared bias and pays with a little variance.",
+        ),
+        (
+            "too narrow",
+            {"bandwidth": 0.02, "rounds": 2},
+            "The estimate follows the noise: there is no bias to remove, and a second round brings only variance.",
+        ),
+        (
+            "local lines",
+            {"bandwidth": 0.15, "lines": True},
+            "Local lines of the same bandwidth have less bias than averages in their first round.",
+        ),
+    ],
+    "retrieve": [
+        (
+            "small β",
+            {"beta": -0.5},
+            "Attention is nearly uniform, and the state goes to the mean of all patterns.",
+        ),
+        (
+            "large β",
+            {"beta": 1.5, "steps": 2},
+            "Two steps are enough: all attention is then on the nearest pattern, and the state is there.",
+        ),
+    ],
+    "boost": [
+        (
+            "the best round",
+            {"rounds": 18},
+            "One more round would bring more variance than it removes of the squared bias.",
+        ),
+        (
+            "too many rounds",
+            {"rounds": 49},
+            "The later rounds removed hardly any bias and brought variance: stop earlier.",
+        ),
+        (
+            "smaller steps",
+            {"rounds": 38, "shrinkage": 0.1},
+            "A tenth of the step needs ten times the rounds and ends at the same risk.",
+        ),
+    ],
+    "depth": [
+        (
+            "a gentle slope",
+            {"alpha": 0},
+            "DyT and Derf hardly pass anything on inside a block, and nothing grows.",
+        ),
+        (
+            "a steep slope",
+            {"alpha": 7},
+            "DyT and Derf grow far beyond LayerNorm, which has no slope to choose.",
+        ),
+    ],
+    "second": [
+        ("no gate", {"gate": 0}, "The result is F: one round of attention."),
+        (
+            "flip the sign",
+            {"sign": True},
+            "Reading x + F with values and output negated gives the same result: no loss can tell the two apart.",
+        ),
+    ],
+    "collapse": [
+        (
+            "uniform attention",
+            {"size": 0},
+            "Without scores the two curves are one.",
+        ),
+        (
+            "two tokens",
+            {"tokens": 0},
+            "Fewer tokens meet sooner.",
+        ),
+    ],
+}
 ALPHAS = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0]
 DEPTHS = [*range(0, 65, 2)]
 
@@ -302,6 +404,12 @@ def _row(name, label, *slider) -> str:
     return f'<label>{html.escape(label)}<input type="range" name="{name}" {limits}><output></output></label>'
 
 
+def _button(words, values=(), lesson="") -> str:
+    """A button that moves inputs and says what is then to be seen."""
+    given = html.escape(json.dumps(dict(values)))
+    return f'<button type="button" data-values="{given}" data-lesson="{html.escape(lesson)}">{words}</button>'
+
+
 def play(name: str) -> HTML:
     """Return a figure to play with, one of `FIGURES`."""
     alt, height, inputs = FIGURES[name]
@@ -311,11 +419,14 @@ def play(name: str) -> HTML:
         f'<span><b style="color: {told.get(colour, "inherit")}">{mark}</b> {words}</span>'
         for mark, colour, words in KEYS.get(name, ())
     )
+    steps = "".join(
+        _button(*step) for step in [*STEPS.get(name, ()), ("start again",)]
+    )
     common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
     return HTML(
         f'<div class="play" id="play-{name}" role="group" aria-label="{html.escape(alt)}"><style>{STYLE}</style>'
         f'<svg viewBox="0 0 600 {height}" role="img" aria-label="{html.escape(alt)}"></svg>'
-        f'<div class="key">{key}</div><p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
+        f'<div class="key">{key}</div><p aria-live="polite"></p><div class="steps">{steps}</div>{rows}\n'
         f"<script>{{\n{common}\nplay(document.currentScript.parentElement, (\n{own.rstrip().rstrip(';')}\n)"
         f"({json.dumps(told)}));\n}}</script></div>"
     )

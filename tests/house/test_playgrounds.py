@@ -23,6 +23,7 @@ from support.playgrounds import (
     OVERLAPS,
     SETTING_NAMES,
     SIZES,
+    STEPS,
     TOKENS,
     play,
     settings_to_play,
@@ -198,7 +199,7 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     for _ in range(3):
         first.press("ArrowDown" if name == "pairs" else "ArrowRight")
     assert seen()[0] != start[0]
-    root.locator("button").click()
+    root.locator("button").last.click()
     assert seen() == start
 
 
@@ -214,8 +215,49 @@ def test_a_point_is_dragged(page, name, moved):
     page.mouse.move(box["x"] + 40, box["y"] - 40)
     page.mouse.up()
     assert all(a != b for a, b in zip(before, values(), strict=True))
-    root.locator("button").click()
+    root.locator("button").last.click()
     assert values() == before
+
+
+def small(x):
+    return x.abs().max() < 0.005
+
+
+# what each button says, of what the figure computes after it and of what it computed at the start
+LESSONS = {
+    "an outlier": lambda now, start: small(now["second"]) and now["F"][0] < start["F"][0],
+    "averages": lambda now, start: now["second"].abs().max() > 0.05,
+    "too wide": lambda now, start: now["bias"] > 5 * now["noise"],
+    "and a second round": lambda now, start: now["bias"] < 0.0569 / 2 and now["noise"] < 0.0086 + 0.0569 / 2,
+    "too narrow": lambda now, start: small(now["bias"]) and now["noise"] > start["noise"],
+    "local lines": lambda now, start: now["bias"] < 0.0569,
+    "small β": lambda now, start: small(now["states"][-1]),
+    "large β": lambda now, start: small(now["states"][-1] - torch.tensor([1.0, 0.0])),
+    "the best round": lambda now, start: now["risk"] == now["best"][1],
+    "too many rounds": lambda now, start: now["risk"] > now["best"][1] and now["best"][0] < 1000,
+    "smaller steps": lambda now, start: (
+        now["best"][0] > 10 * start["best"][0] and small((now["risk"] - start["best"][1]) * 50)
+    ),
+    "a gentle slope": lambda now, start: now["dyt"][-1] < 1.25 > now["derf"][-1],
+    "a steep slope": lambda now, start: 10 * now["layernorm"][-1] < min(now["dyt"][-1], now["derf"][-1]),
+    "no gate": lambda now, start: small(now["output"] - now["F"]),
+    "flip the sign": lambda now, start: small(now["output"] - start["output"]) and small(now["F"] + start["F"]),
+    "uniform attention": lambda now, start: now["when"] == now["hotWhen"],
+    "two tokens": lambda now, start: now["when"] < start["when"],
+}
+
+
+@pytest.mark.parametrize(("name", "step"), [(name, step) for name, steps in STEPS.items() for step in steps])
+def test_a_button_says_what_is_there(page, compute, name, step):
+    words, _, lesson = step
+    root = page.locator(f"#play-{name}")
+    inputs = "e => [e.name, e.type === 'checkbox' ? e.checked : +e.value]"
+    values = lambda: dict(root.locator("input, select").evaluate_all(f"all => all.map({inputs})"))
+    start = compute(name, **values())
+    root.get_by_role("button", name=words, exact=True).click()
+    assert root.locator("p").inner_text().endswith(lesson)
+    assert LESSONS[words](compute(name, **values()), start)
+    root.locator("button").last.click()
 
 
 @pytest.mark.parametrize("name", FIGURES)

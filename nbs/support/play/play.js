@@ -4,25 +4,28 @@
 const play = (root, figure) => {
   const inputs = [...root.querySelectorAll("input, select")];
   const svg = root.querySelector("svg"), told = root.querySelector("p");
+  let lesson = "";  // what a button of the figure says, until a reader moves something
   const values = () => Object.fromEntries(
     inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : +e.value]));
   const show = () => {
     const now = values(), numbers = figure.compute(now);
     svg.innerHTML = figure.draw(numbers, now);
-    told.textContent = figure.tell(numbers, now);
+    told.textContent = `${figure.tell(numbers, now)} ${lesson}`.trim();
     inputs.forEach(e => {
       const output = e.parentElement.querySelector("output");
       if (output) output.textContent = figure.label?.[e.name]?.(now[e.name]) ?? round(now[e.name], 2);
     });
   };
-  root.addEventListener("input", show);
-  root.querySelector("button").addEventListener("click", () => {
+  root.addEventListener("input", () => { lesson = ""; show(); });
+  root.querySelectorAll("button").forEach(button => button.addEventListener("click", () => {
+    const given = JSON.parse(button.dataset.values);
     inputs.forEach(e => {
-      if (e.options) e.selectedIndex = 0;
-      else { e.value = e.defaultValue; e.checked = e.defaultChecked; }
+      if (e.options) e.selectedIndex = given[e.name] ?? 0;
+      else { e.value = given[e.name] ?? e.defaultValue; e.checked = given[e.name] ?? e.defaultChecked; }
     });
+    lesson = button.dataset.lesson;
     show();
-  });
+  }));
   let held = null;
   const place = event => {
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
@@ -31,6 +34,7 @@ const play = (root, figure) => {
       const input = inputs.find(e => e.name === name);
       input.value = moved[name] ?? moved;
     }
+    lesson = "";
     show();
   };
   svg.addEventListener("pointerdown", event => {
