@@ -16,9 +16,9 @@ from gbattn.conventions import colour_of
 FOLDER = Path(__file__).parent / "play"
 STYLE = """
 .play {max-width: 40rem; color: var(--pst-color-text-base, #222)}
-.play label {display: grid; grid-template-columns: 8.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
+.play label {display: grid; grid-template-columns: 9.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
 .play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
-.play label:has(select) {grid-template-columns: 8.5rem 1fr}
+.play label:has(select) {grid-template-columns: 9.5rem 1fr}
 .play input[type=range], .play select {width: 100%; min-width: 0}
 .play svg {width: 100%; height: auto; user-select: none}
 .play text {font: 15px sans-serif}
@@ -161,6 +161,59 @@ FIGURES = {
             ("dims", "dimensions", 0, 4, 1, 3),
         ],
     ),
+    "test_time": (
+        "Sixteen letters in chunks; the reading token, the equal tokens before it, and the tokens that followed them.",
+        105,
+        [
+            ("chunk", "tokens of a chunk", 1, 16, 1, 4),
+            ("token", "reading token", 1, 16, 1, 13),
+        ],
+    ),
+    "decoding": (
+        "Eight tokens, each with a bar of what is written, between marks at the probabilities of draft and model.",
+        225,
+        [("delta", "budget δ", 0, 40, 1, 16)],
+    ),
+    "sinkhorn": (
+        "Two tables of weights of three queries and keys, with their sums: softmax, and Sinkhorn after half-steps.",
+        185,
+        [
+            ("offset", "offset of key 3", 0, 6, 0.5, 2),
+            ("steps", "half-steps", 1, 21, 1, 9),
+        ],
+    ),
+    "streaming": (
+        "A mean that changes sign twice in 400 tokens, the values around it, and the running estimate.",
+        240,
+        [("slope", "slope of the scores", 0, 40, 1, 20)],
+    ),
+    "particles": (
+        "Sixteen tokens on a sphere, seen from outside, after layers of random heads.",
+        280,
+        [
+            ("layer", "layer", 0, 150, 1, 0),
+            ("size", "size of scores", 0, 20, 1, 10),
+            (
+                "rounds",
+                "rounds in a layer",
+                ("one", "two, twicing", "two, boosted with fresh heads"),
+            ),
+            ("seed", "draw of tokens", 1, 20, 1, 1),
+        ],
+    ),
+    "geometry": (
+        "Left points on a circle; right the same circle squeezed, and beside each point where jitter moves it.",
+        235,
+        [("squeeze", "squeeze s", 0, 1, 0.01, 0.5)],
+    ),
+    "hierarchical": (
+        "Attention weights of 32 tokens in eight blocks of four, a bar each; those of the clue are orange.",
+        210,
+        [
+            ("token", "the clue is", ("a block", "a token")),
+            ("share", "weight of level 2", 0, 1, 0.05, 0.5),
+        ],
+    ),
 }
 # name: what its marks mean, each with its colour
 KEYS = {
@@ -190,6 +243,23 @@ KEYS = {
         ("○", "second", "attention of x, second round (larger: more)"),
         ("━", "second", "gated correction, ending in the result"),
     ],
+    "test_time": [
+        ("□", "first", "reads"),
+        ("□", "own", "an equal token, and filled what followed it"),
+        ("┅", "own", "a pair that an edge cuts"),
+        ("□", "wrong", "in the chunk that is still open"),
+    ],
+    "decoding": [
+        ("■", "second", "what is written"),
+        ("━", "wrong", "the draft, p"),
+        ("━", "data", "the model, q"),
+    ],
+    "streaming": [
+        ("●", "wrong", "values"),
+        ("━", "data", "their mean"),
+        ("━", "first", "softmax attention over the stream"),
+    ],
+    "hierarchical": [("■", "first", "the clue"), ("■", "wrong", "other tokens")],
 }
 # name: what there is to see in it, a button each: its words, the inputs that it moves from where they start, and what
 # a reader then sees
@@ -289,6 +359,91 @@ STEPS = {
             "Fewer tokens meet sooner.",
         ),
     ],
+    "test_time": [
+        (
+            "a chunk for each token",
+            {"chunk": 1},
+            "Every pair is cut, and there is nothing to read.",
+        ),
+        (
+            "one chunk",
+            {"chunk": 16},
+            "The chunk is never closed before it is read: there is nothing to read.",
+        ),
+    ],
+    "decoding": [
+        (
+            "no budget",
+            {"delta": 0},
+            "This is exact speculative decoding: what is written has the law of the model.",
+        ),
+        (
+            "a large budget",
+            {"delta": 40},
+            "Every guess is accepted: the draft writes.",
+        ),
+    ],
+    "sinkhorn": [
+        (
+            "a sink",
+            {"offset": 6},
+            "Softmax gives nearly all weight to key 3; after enough half-steps the offset is gone.",
+        ),
+        ("one half-step", {"steps": 1}, "The first half-step is softmax."),
+    ],
+    "streaming": [
+        (
+            "equal scores",
+            {"slope": 0},
+            "The estimate settles at the mean of all values so far and misses both jumps.",
+        ),
+        (
+            "steep scores",
+            {"slope": 40},
+            "The estimate follows each jump at once, and the noise as well.",
+        ),
+    ],
+    "particles": [
+        (
+            "150 layers",
+            {"layer": 150},
+            "Sharp heads gather the tokens at two opposite ends.",
+        ),
+        (
+            "uniform heads",
+            {"layer": 150, "size": 0},
+            "All tokens hear the same mean, and gather at one place.",
+        ),
+    ],
+    "geometry": [
+        (
+            "no second direction",
+            {"squeeze": 0},
+            "The states keep one direction: half of the truth is lost, and jitter moves them least.",
+        ),
+        (
+            "nothing squeezed",
+            {"squeeze": 1},
+            "The states are the truth, and jitter moves them most.",
+        ),
+    ],
+    "hierarchical": [
+        (
+            "a block, by its block",
+            {"share": 1},
+            "The sum over a block averages the noise away: more weight on the clue.",
+        ),
+        (
+            "a token, by its block",
+            {"token": 1, "share": 1},
+            "The three other tokens of the block get as much as the clue.",
+        ),
+        (
+            "a token, by itself",
+            {"token": 1, "share": 0},
+            "A token that stands out needs no block.",
+        ),
+    ],
 }
 ALPHAS = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0]
 DEPTHS = [*range(0, 65, 2)]
@@ -377,7 +532,14 @@ def _collapse() -> dict:
 
 
 # what a figure draws and does not compute
-DATA = {"depth": _growth, "pairs": _pairs, "collapse": _collapse}
+DATA = {
+    "depth": _growth,
+    "pairs": _pairs,
+    "collapse": _collapse,
+    "test_time": lambda: {"colour": colour_of("linear attention")},
+    "sinkhorn": lambda: {"colour": colour_of("Sinkhorn")},
+    "geometry": lambda: {"colour": colour_of("least squares")},
+}
 GIVEN = {
     "first": colour_of("softmax attention"),
     "second": colour_of("boosted attention"),
@@ -415,8 +577,9 @@ def play(name: str) -> HTML:
     alt, height, inputs = FIGURES[name]
     rows = "".join(_row(*one) for one in (inputs() if callable(inputs) else inputs))
     told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
+    colours = told | {"own": told.get("data", {}).get("colour"), "data": "inherit"}
     key = "".join(
-        f'<span><b style="color: {told.get(colour, "inherit")}">{mark}</b> {words}</span>'
+        f'<span><b style="color: {colours.get(colour, "inherit")}">{mark}</b> {words}</span>'
         for mark, colour, words in KEYS.get(name, ())
     )
     steps = "".join(

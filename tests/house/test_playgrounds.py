@@ -1,6 +1,8 @@
 """The figures to play with compute, in a browser, what the library computes; and they answer to hand and keyboard."""
 
+import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,12 +10,18 @@ import torch
 from test_browser import browser, tab  # noqa: F401
 
 from gbattn.boosted import GradientBoostedAttention
-from gbattn.boosting import boosted_smoother, l2_boost
+from gbattn.boosting import boosted_smoother, l2_boost, twice
+from gbattn.decoding import accept_constrained, emitted_law
+from gbattn.geometry import probe_score, procrustes_distortion
+from gbattn.hierarchical import lift_scores
 from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
-from gbattn.particles import overlap_drift, random_attention, simplex_tokens
+from gbattn.particles import evolve, mean_overlap, overlap_drift, random_attention, simplex_tokens
 from gbattn.signal import recursion
+from gbattn.sinkhorn import sinkhorn_weights
 from gbattn.smoothers import bias_variance, kernel_smoother
+from gbattn.streaming import gains_from_scores
+from gbattn.test_time import read_chunks, shift_in_chunks
 from support.playgrounds import (
     BASELINE_NAMES,
     DATA,
@@ -51,7 +59,8 @@ def compute(page):
 
     def call(name, **values):
         told = page.evaluate(f"v => document.querySelector('#play-{name}').compute(v)", values)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in told.items() if value is not None}
+        numbers = {key: value for key, value in told.items() if value is not None and '"' not in json.dumps(value)}
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
 
     return call
 
@@ -189,6 +198,90 @@ def test_the_second_round_is_that_of_the_layer(compute, sign):
     assert (found["output"] - trace.output[0, 0]).abs().max() < EXACT
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 5, 16])
+def test_what_a_token_reads_is_what_the_library_reads(compute, chunk):
+    letters = torch.tensor(["abcd".index(letter) for letter in "abcabdacbabdabca"])
+    z = torch.nn.functional.one_hot(letters, 4).double()[None]
+    reads = read_chunks(z, shift_in_chunks(z, 1, chunk=chunk), chunk=chunk)[0]
+    for token in range(1, 17):
+        assert torch.equal(compute("test_time", chunk=chunk, token=token)["reads"], reads[token - 1])
+
+
+@pytest.mark.parametrize("place", [0, 1, 16, 40])
+def test_the_law_that_is_written_is_the_librarys(compute, place):
+    found = compute("decoding", delta=place)
+    p = torch.tensor([0.42, 0.22, 0.12, 0.1, 0.06, 0.04, 0.03, 0.01], dtype=torch.float64)
+    q = torch.tensor([0.22, 0.08, 0.3, 0.05, 0.16, 0.1, 0.04, 0.05], dtype=torch.float64)
+    law, accepted = emitted_law(p, q, partial(accept_constrained, delta=float(found["delta"])))
+    assert (found["law"] - law).abs().max() < 1e-6 and abs(found["accepted"] - accepted) < 1e-6
+    assert abs(found["written"] - (law * (law / q).log()).sum()) < 1e-6
+    assert abs(found["draft"] - (p * (p / q).log()).sum()) < EXACT
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_the_weights_are_softmax_and_in_the_end_sinkhorns(compute, offset):
+    scores = torch.eye(3, dtype=torch.float64) * math.log(3)
+    scores[:, 2] += offset
+    found = compute("sinkhorn", offset=offset, steps=21)
+    assert (found["softmax"] - scores.softmax(-1)).abs().max() < EXACT
+    assert (found["P"] - sinkhorn_weights(scores, tolerance=1e-12)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("place", [0, 20, 40])
+def test_the_running_estimate_is_that_of_the_librarys_gains(page, compute, place):
+    found = compute("streaming", slope=place)
+    gains = gains_from_scores(found["slope"] * torch.arange(400.0, dtype=torch.float64))
+    F, values = 0, found["estimate"].clone()
+    for t, (gain, estimate) in enumerate(zip(gains, found["estimate"], strict=True)):
+        values[t] = F + (estimate - F) / gain  # the value with which the gain makes this estimate
+        F = estimate
+    start = compute("streaming", slope=10)
+    again, F = [], 0
+    for gain, value in zip(gains_from_scores(start["slope"] * torch.arange(400.0).double()), values, strict=True):
+        F = F + gain * (value - F)
+        again.append(F)
+    assert (torch.stack(again) - start["estimate"]).abs().max() < 1e-6
+    truth = torch.ones(400).double()
+    truth[133:267] = -1
+    assert abs(found["error"] - (found["estimate"] - truth).square().mean()) < EXACT
+
+
+@pytest.mark.parametrize("squeeze", [0, 0.3, 1])
+def test_the_distances_of_the_circle_are_the_librarys(compute, squeeze):
+    found = compute("geometry", squeeze=squeeze)
+    clean, truth = found["clean"], compute("geometry", squeeze=1)["clean"]
+    assert abs(found["far"] - procrustes_distortion(truth, clean)) < 1e-6
+    assert abs(found["robust"] - procrustes_distortion(clean, found["jittered"])) < 1e-6
+    assert abs(found["best"] - probe_score(clean, truth, clean, truth, ridge=1e-9)) < 1e-6
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_the_weights_of_a_sum_of_levels_are_the_librarys(compute, token):
+    found = compute("hierarchical", token=token, share=0.35)
+    x = found["x"]
+    blocks = lift_scores(x.view(1, 8, 4).sum(-1) / 2, 2, 1, 32)[0]
+    weights = (2 * (0.65 * x + 0.35 * blocks)).softmax(-1)
+    clue = [21] if token else [12, 13, 14, 15]
+    assert (found["weights"] - weights).abs().max() < EXACT and abs(found["mass"] - weights[clue].sum()) < EXACT
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_layer_of_random_heads_moves_tokens_as_the_library_does(compute, rounds):
+    found = compute("particles", layer=7, size=10, rounds=rounds, seed=3)
+
+    def head(x, Q, K, V, rounds):
+        A = (10 / 3**0.5 * (x @ Q.T) @ (x @ K.T).T).softmax(-1)
+        return (twice(A, x) if rounds == 1 else A @ x) @ V.T / 3**0.5
+
+    def update(x):
+        first = head(x, *found["drawn"][0], rounds)
+        return first + head(x - first, *found["drawn"][1], 0) if rounds == 2 else first
+
+    *_, after = evolve(found["before"], update, step=0.3, layers=1)
+    assert (found["X"] - after).abs().max() < EXACT
+    assert abs(found["overlap"] - (16 * mean_overlap(after) - 1) / 15) < EXACT
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     root = page.locator(f"#play-{name}")
@@ -219,6 +312,10 @@ def test_a_point_is_dragged(page, name, moved):
     assert values() == before
 
 
+def roughness(path):
+    return path.diff().square().mean()
+
+
 def small(x):
     return x.abs().max() < 0.005
 
@@ -244,6 +341,23 @@ LESSONS = {
     "flip the sign": lambda now, start: small(now["output"] - start["output"]) and small(now["F"] + start["F"]),
     "uniform attention": lambda now, start: now["when"] == now["hotWhen"],
     "two tokens": lambda now, start: now["when"] < start["when"],
+    "a chunk for each token": lambda now, start: not any(now["reads"]) and any(start["reads"]),
+    "one chunk": lambda now, start: not any(now["reads"]),
+    "no budget": lambda now, start: small(now["written"]),
+    "a large budget": lambda now, start: small(now["accepted"] - 1) and small(now["written"] - now["draft"]),
+    "a sink": lambda now, start: now["softmax"][:, 2].min() > 0.95 and small(now["P"] - start["P"]),
+    "one half-step": lambda now, start: small(now["P"] - now["softmax"]),
+    "equal scores": lambda now, start: now["estimate"][150:267].mean() > 0 and now["error"] > start["error"],
+    "steep scores": lambda now, start: (
+        now["estimate"][150:160].mean() < -0.5 and roughness(now["estimate"]) > 3 * roughness(start["estimate"])
+    ),
+    "150 layers": lambda now, start: small((now["overlap"]) / 10) and (now["X"] @ now["X"].T).abs().mean() > 0.8,
+    "uniform heads": lambda now, start: now["overlap"] > 0.7,
+    "no second direction": lambda now, start: now["best"] == 0.5 and now["robust"] < start["robust"],
+    "nothing squeezed": lambda now, start: small(now["far"]) and now["robust"] > start["robust"],
+    "a block, by its block": lambda now, start: now["mass"] > start["mass"],
+    "a token, by its block": lambda now, start: small(now["weights"][20:24] - now["weights"][21]),
+    "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
 }
 
 

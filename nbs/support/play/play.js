@@ -54,6 +54,9 @@ const times = (A, v) => A.map(row => dot(row, v));
 const matrix = (A, B) => A.map(row => B[0].map((_, j) => row.reduce((sum, x, i) => sum + x * B[i][j], 0)));
 const power = (A, k) => k === 1 ? A : k % 2 ? matrix(A, power(A, k - 1)) : power(matrix(A, A), k / 2);
 const mean = v => v.reduce((sum, x) => sum + x, 0) / v.length;
+// Numbers that look random, the same ones on each page: uniform from a seed, and normal by Box and Muller.
+const uniforms = seed => () => (seed = seed * 16807 % 2147483647) / 2147483647;
+const normal = random => Math.sqrt(-2 * Math.log(random())) * Math.cos(2 * Math.PI * random());
 const softmax = s => {
   const most = Math.max(...s), e = s.map(x => Math.exp(x - most)), sum = e.reduce((a, b) => a + b, 0);
   return e.map(x => x / sum);
