@@ -146,7 +146,7 @@ def kernel_smoother(
 
 # %% ../nbs/03_smoothers.ipynb #b7e8cf75
 #| code-fold: true
-# Local lines from averages, as in the proposition on tilted softmax
+# Local lines from averages: the softmax weights, tilted
 def _straightened(
     weights: torch.Tensor, X: torch.Tensor, X_query: torch.Tensor
 ) -> torch.Tensor:
@@ -254,6 +254,8 @@ def bias_variance(
     return BiasVariance(smoother @ truth - truth, variance)
 
 # %% ../nbs/03_smoothers.ipynb #94e55c74
+#| code-fold: true
+# Balancing: columns and rows divided in turn until both sum to one
 def sinkhorn(
     smoother: torch.Tensor,
     *,
