@@ -319,6 +319,29 @@ def _():
 
 
 @exercise(
+    "27.2",
+    "layers in the normalised stream, and in the Pre-LN stream",
+    "One clock is exponential in depth. The other slows down in proportion to what has come.",
+    tolerance=0.05,
+)
+def _():
+    step = 0.2**2
+    yield [math.log(2) / math.log(1 + step), 5 / step]
+    yield (
+        [1 / step, ANY],
+        "The first: that is for a step that stays the same. Each layer divides what is left.",
+    )
+    yield (
+        [ANY, math.log(2) / math.log(1 + step)],
+        "The second: that is for tokens of length 1. The step is added to a squared length that has grown.",
+    )
+    yield (
+        [ANY, 1 / step],
+        "The second: from which squared length to which?",
+    )
+
+
+@exercise(
     "28.1",
     "the s at which D is 0.3",
     "D sees the squeeze. A linear probe, which may stretch, does not.",
