@@ -365,6 +365,44 @@ def _():
 
 
 @exercise(
+    "28.2",
+    "the least number of points",
+    "The more points, the more is lost in one place; clean and jittered still agree.",
+)
+def _():
+    distance = lambda n: math.sqrt(1 - 1 / math.sqrt(n - 1))
+    least = next(n for n in range(3, 999) if distance(n) > 0.9)
+    yield least
+    yield (
+        next(n for n in range(3, 999) if distance(n) ** 2 > 0.9),
+        "That is for the square of the distance.",
+    )
+    yield least - 1, "The root is of n − 1, and the distance is to lie above."
+
+
+@exercise(
+    "28.3",
+    "the factor in two dimensions, and in four",
+    "Every doubling of the dimension squares the price of a finer code.",
+)
+def _():
+    factor = lambda d, less: less ** (d / 2)
+    yield [factor(2, 2), factor(4, 2)]
+    yield (
+        [ANY, factor(2, 2)],
+        "The second: each coordinate gets more bins, and there are four of them.",
+    )
+    yield (
+        [math.sqrt(2), ANY],
+        "The first: that is the factor of the bins of one coordinate.",
+    )
+    yield (
+        [factor(2, 4), ANY],
+        "The first: that halves the root of the mean squared error.",
+    )
+
+
+@exercise(
     "29.2",
     "the largest factor by which a weight can be off, from c, B, ρ and L",
     "An error of scores counts twice in a weight: above and below the line.",
