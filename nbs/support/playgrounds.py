@@ -269,6 +269,18 @@ STEPS = {
             "DyT and Derf grow far beyond LayerNorm, which has no slope to choose.",
         ),
     ],
+    "pairs": [
+        (
+            "add the shift",
+            {"setting": 2},
+            "No lead over standard attention can be seen any more: pairs lie on both sides of zero.",
+        ),
+        (
+            "and equal FLOPs",
+            {"setting": 2, "baseline": 4},
+            "A wider model that costs as much is better in most pairs.",
+        ),
+    ],
     "second": [
         ("no gate", {"gate": 0}, "The result is F: one round of attention."),
         (

@@ -98,9 +98,8 @@ def cell(
     row, size = report.draw(*of), ""
     if row and has_interval(row):
         size = f"{signed(row.difference)} ({signed(row.low)}~to~{signed(row.high)})"
-        size += (
-            f"<br>n~=~{row.pairs}, <wbr>"  # sets the verdict apart, to be counted
-        )
+        # <wbr> sets the verdict apart: the status page counts it.
+        size += f"<br>n~=~{row.pairs}, <wbr>"
     words = verdict(report, of, adjusted).replace(" ", "~")
     text = size + words + (f"<br>({note})" if note else "")
     return text.replace("~", "\N{NO-BREAK SPACE}")

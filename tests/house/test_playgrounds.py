@@ -136,7 +136,7 @@ def test_the_pairs_that_can_be_chosen_are_those_that_ran_and_have_their_verdict(
             sentence = VERDICTS[word := verdict(report, of, adjusted)].replace("{better}", better)
             assert found["n"] == row.pairs and root.locator("p").inner_text().endswith(sentence)
             shown.add(word)
-    root.locator("button").click()
+    root.locator("button").last.click()
     assert shown == {*VERDICTS} - {"run diverged"}
 
 
@@ -147,7 +147,7 @@ def test_a_baseline_that_has_not_run_makes_room_for_one_that_has(page):
     root.locator("select[name=setting]").select_option("1")
     assert int(baseline.input_value()) == choices(page, "baseline")[0] > 0
     assert [*BASELINE_NAMES.values()][int(baseline.input_value())] in root.locator("p").inner_text()
-    root.locator("button").click()
+    root.locator("button").last.click()
     assert baseline.input_value() == "0"
 
 
@@ -268,6 +268,10 @@ LESSONS = {
     ),
     "a gentle slope": lambda now, start: now["dyt"][-1] < 1.25 > now["derf"][-1],
     "a steep slope": lambda now, start: 10 * now["layernorm"][-1] < min(now["dyt"][-1], now["derf"][-1]),
+    "add the shift": lambda now, start: (
+        start["high"] < 0 and now["low"] < 0 < now["high"] and now["pairs"].min() < 0 < now["pairs"].max()
+    ),
+    "and equal FLOPs": lambda now, start: (now["pairs"] > 0).double().mean() > 0.75,
     "no gate": lambda now, start: small(now["output"] - now["F"]),
     "flip the sign": lambda now, start: small(now["output"] - start["output"]) and small(now["F"] + start["F"]),
     "uniform attention": lambda now, start: now["when"] == now["hotWhen"],
