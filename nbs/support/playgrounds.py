@@ -339,6 +339,18 @@ STEPS = {
             "DyT and Derf grow far beyond LayerNorm, which has no slope to choose.",
         ),
     ],
+    "pairs": [
+        (
+            "add the shift",
+            {"setting": 2},
+            "No lead over standard attention can be seen any more: pairs lie on both sides of zero.",
+        ),
+        (
+            "and equal FLOPs",
+            {"setting": 2, "baseline": 4},
+            "A wider model that costs as much is better in most pairs.",
+        ),
+    ],
     "second": [
         ("no gate", {"gate": 0}, "The result is F: one round of attention."),
         (
@@ -472,26 +484,45 @@ def _growth() -> dict:
     }
 
 
+# What a verdict of chapter 18 means; {better} is the one with the lower mean.
+VERDICTS = {
+    "**held**": "Held: planned, and decided after Holm's correction; boosted attention is better.",
+    "**did not hold**": "Did not hold: planned, and decided after Holm's correction; the baseline is better.",
+    "*seen*": "Seen, not planned: {better} is better.",
+    "open": "Open: planned, but the interval includes zero.",
+    "*open*": "Open, and not planned: the interval includes zero.",
+    "open after Holm": "Open: planned, and {better} looks better, but not after Holm's correction.",
+    "rate at edge": "No verdict: the best learning rate of one of the two was not found.",
+    "run diverged": "No verdict: a run diverged.",
+}
+
+
 def _pairs() -> dict:
-    """The paired differences of chapter 18, boosted attention minus each baseline, and Student's quantiles."""
+    """The paired differences of chapter 18, boosted attention minus each baseline that has run, with their verdicts,
+    and Student's quantiles."""
     from scipy.stats import t
 
     from support.reports import Report
+    from support.verdicts import planned_p, verdict
 
     report, settings = Report(), []
+    adjusted = planned_p(report)
     for label, setting in settings_to_play().items():
-        pairs = {}
+        pairs, verdicts = {}, {}
         for name in setting.against:
-            if report.paired(*setting.of(name)):
-                better, worse = map(np.array, report.losses(*setting.of(name)))
+            of = setting.of(name)
+            if report.paired(*of):
+                better, worse = map(np.array, report.losses(*of))
                 pairs[name] = (better - worse).round(6).tolist()
-        settings.append({"label": label, "pairs": pairs})
+                verdicts[name] = [*VERDICTS].index(verdict(report, of, adjusted))
+        settings.append({"label": label, "pairs": pairs, "verdicts": verdicts})
     quantiles = [float(t.ppf(0.975, n - 1)) for n in range(2, 31)]
     return {
         "settings": settings,
         "baselines": list(BASELINE_NAMES),
         "names": list(BASELINE_NAMES.values()),
         "quantiles": quantiles,
+        "verdicts": list(VERDICTS.values()),
     }
 
 

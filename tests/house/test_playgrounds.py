@@ -33,12 +33,13 @@ from support.playgrounds import (
     SIZES,
     STEPS,
     TOKENS,
+    VERDICTS,
     play,
     settings_to_play,
 )
 from support.reports import Report, percent
-from support.tables import SHORT_TABLE
-from support.verdicts import BASELINES, SETTINGS
+from support.tables import QUESTIONS, SHORT_TABLES
+from support.verdicts import BASELINES, SETTINGS, planned_p, verdict
 
 EXACT = 1e-9
 
@@ -118,28 +119,55 @@ def test_the_growth_through_depth_is_the_librarys(compute, place, alpha):
         assert len(found[name]) == 21 and (found[name] / wanted.flatten() - 1).abs().max() < 1e-3
 
 
-def test_the_pairs_and_their_interval_are_those_of_the_report(compute):
-    report, shown = Report(), 0
-    for place, setting in enumerate(settings_to_play().values()):
-        for column, name in enumerate(BASELINE_NAMES):
-            found = compute("pairs", setting=place, baseline=column)
-            row = report.difference(*setting.of(name)) if name in setting.against else None
-            assert found["n"] == (row.pairs if row else 0)
-            if row and row.pairs > 1:
-                wanted = [percent(x) for x in (row.difference, row.low, row.high)]
-                assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
-                shown += 1
-    assert shown > 40
+def choices(page, name):
+    """The places in a list that can be chosen."""
+    options = page.locator(f"#play-pairs select[name={name}] option")
+    return options.evaluate_all("all => all.filter(o => !o.disabled).map(o => +o.value)")
 
 
-def test_the_settings_to_play_with_begin_with_the_columns_of_the_table():
+def test_the_pairs_that_can_be_chosen_are_those_that_ran_and_have_their_verdict(page, compute):
+    report, root, settings = Report(), page.locator("#play-pairs"), list(settings_to_play().values())
+    adjusted, names, shown = planned_p(report), list(BASELINE_NAMES), set()
+    ran = [
+        [i for i, name in enumerate(names) if name in s.against and report.difference(*s.of(name))] for s in settings
+    ]
+    assert choices(page, "setting") == [i for i, columns in enumerate(ran) if columns]
+    for place in choices(page, "setting"):
+        root.locator("select[name=setting]").select_option(str(place))
+        assert choices(page, "baseline") == ran[place]
+        for column in ran[place]:
+            of = settings[place].of(names[column])
+            found, row = compute("pairs", setting=place, baseline=column), report.difference(*of)
+            wanted = [percent(x) for x in (row.difference, row.low, row.high)]
+            assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
+            root.locator("select[name=baseline]").select_option(str(column))
+            better = "boosted attention" if row.difference < 0 else "the baseline"
+            sentence = VERDICTS[word := verdict(report, of, adjusted)].replace("{better}", better)
+            assert found["n"] == row.pairs and root.locator("p").inner_text().endswith(sentence)
+            shown.add(word)
+    root.locator("button").last.click()
+    assert shown == {*VERDICTS} - {"run diverged"}
+
+
+def test_a_baseline_that_has_not_run_makes_room_for_one_that_has(page):
+    root = page.locator("#play-pairs")
+    baseline = root.locator("select[name=baseline]")
+    assert baseline.input_value() == "0" and 0 in choices(page, "baseline")
+    root.locator("select[name=setting]").select_option("1")
+    assert int(baseline.input_value()) == choices(page, "baseline")[0] > 0
+    assert [*BASELINE_NAMES.values()][int(baseline.input_value())] in root.locator("p").inner_text()
+    root.locator("button").last.click()
+    assert baseline.input_value() == "0"
+
+
+def test_the_settings_to_play_with_begin_with_the_columns_of_the_tables():
     settings = list(settings_to_play().values())
     labels = {setting.label for setting in SETTINGS}
     assert {setting.label for setting in settings} == labels >= {*SETTING_NAMES} and len(settings) == len(SETTINGS)
-    assert {*BASELINE_NAMES} == {*BASELINES} and len(BASELINE_NAMES) == len(SHORT_TABLE) + 1
-    wider = SHORT_TABLE["*Wider*, equal parameters: is it worth its weights?"]
-    assert [setting.of("parameters") for setting in settings[:4]] == list(wider)
-    assert settings[0].of("standard") == SHORT_TABLE["*Standard*: does it gain at all?"][0]
+    assert {*BASELINE_NAMES} == {*BASELINES} == {*QUESTIONS, "time"}
+    columns = [of for rows in SHORT_TABLES.values() for of in rows["parameters"]]
+    assert [setting.of("parameters") for setting in settings[:4]] == columns
+    assert settings[0].of("standard") == SHORT_TABLES["no shift"]["standard"][0]
 
 
 @pytest.mark.parametrize(("tokens", "size", "dims"), [(0, 0, 0), (2, 6, 3), (4, 6, 3), (3, 4, 1)])
@@ -337,6 +365,10 @@ LESSONS = {
     ),
     "a gentle slope": lambda now, start: now["dyt"][-1] < 1.25 > now["derf"][-1],
     "a steep slope": lambda now, start: 10 * now["layernorm"][-1] < min(now["dyt"][-1], now["derf"][-1]),
+    "add the shift": lambda now, start: (
+        start["high"] < 0 and now["low"] < 0 < now["high"] and now["pairs"].min() < 0 < now["pairs"].max()
+    ),
+    "and equal FLOPs": lambda now, start: (now["pairs"] > 0).double().mean() > 0.75,
     "no gate": lambda now, start: small(now["output"] - now["F"]),
     "flip the sign": lambda now, start: small(now["output"] - start["output"]) and small(now["F"] + start["F"]),
     "uniform attention": lambda now, start: now["when"] == now["hotWhen"],

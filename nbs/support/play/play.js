@@ -1,5 +1,7 @@
 // A figure to play with: inputs, a picture that follows them, and a sentence that says its numbers.
 // A figure is {compute(values) -> numbers, draw(numbers, values) -> SVG, tell(numbers, values) -> text}.
+// It may have open(name, values) -> for each choice of a list whether it can be made; the first that can stands in for
+// one that cannot.
 // What carries data-drag="name" moves the input of that name; draw.value turns a height into a value.
 const play = (root, figure) => {
   const inputs = [...root.querySelectorAll("input, select")];
@@ -8,6 +10,12 @@ const play = (root, figure) => {
   const values = () => Object.fromEntries(
     inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : +e.value]));
   const show = () => {
+    inputs.filter(e => e.options).forEach(e => {
+      const open = figure.open?.(e.name, values());
+      if (!open) return;
+      [...e.options].forEach((option, i) => { option.disabled = !open[i]; });
+      if (!open[e.value]) e.value = open.indexOf(true);
+    });
     const now = values(), numbers = figure.compute(now);
     svg.innerHTML = figure.draw(numbers, now);
     told.textContent = `${figure.tell(numbers, now)} ${lesson}`.trim();
