@@ -850,7 +850,6 @@ def _count(model: LanguageModel) -> ParameterCount:
     return ParameterCount(total, embeddings, total - embeddings)
 
 # %% ../nbs/13_language_model.ipynb #6f5730da
-#| code-fold: true
 def model_cost(
     config: ModelConfig,
     T: int | None = None,

@@ -454,7 +454,6 @@ def recursion(
         return _propagate(*start, 1 / n, every_term, direction)
 
 # %% ../nbs/12_signal.ipynb #79fcd35b
-#| code-fold: true
 def equiangular_tokens(
     n: int,
     d: int,

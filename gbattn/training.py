@@ -668,7 +668,6 @@ def update(run: Run) -> None:
     run.step += 1
 
 # %% ../nbs/15_training.ipynb #5d0c8e0b
-#| code-fold: true
 def set_rates(run: Run) -> None:
     """The learning rate of this update, and its multiples."""
     rate = learning_rate(run.config, run.step, run.steps)
