@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SPLITS', 'TOKENIZERS', 'NEEDS_NEITHER', 'docstrings', 'documentation', 'without_repeats', 'split_by_module',
            'word_runs', 'without_leaks', 'python_docs', 'check_recipe', 'train_tokenizer', 'byte_alphabet', 'spellings',
-           'bits_per_byte', 'as_array', 'check_ids', 'text_of_ids', 'bytes_of_ids', 'Described', 'Spelling', 'Corpus',
+           'bits_per_byte', 'as_array', 'check_ids', 'Described', 'text_of_ids', 'bytes_of_ids', 'Spelling', 'Corpus',
            'Batch', 'PackedBatch', 'pack_documents', 'TokenStream', 'sequential_windows', 'bigram_loss']
 
 # %% ../nbs/14_corpora.ipynb #8f5edcd8
@@ -38,7 +38,9 @@ from gbattn.ground.arguments import (
 )
 from .ground.packages import load_package
 
-# %% ../nbs/14_corpora.ipynb #a526d2dd
+# %% ../nbs/14_corpora.ipynb #1a7b1ea1
+#| code-fold: true
+# The docstrings and topics of this Python.
 def docstrings(node: ast.AST) -> Iterator[str]:
     """The docstrings at and below a node, in the order of the source."""
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
@@ -48,8 +50,7 @@ def docstrings(node: ast.AST) -> Iterator[str]:
         if isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield from docstrings(child)
 
-# %% ../nbs/14_corpora.ipynb #1a7b1ea1
-#| code-fold: true
+
 _NOT_DOCS = "site-packages dist-packages test tests idle_test pydoc_data"
 
 
@@ -160,6 +161,7 @@ def python_docs() -> dict[str, dict[str, str]]:
     return {split: dict(texts) for split, texts in _python_docs().items()}
 
 # %% ../nbs/14_corpora.ipynb #20e0f3e3
+#| code-fold: true
 TOKENIZERS = ("byte-level", "published")
 NEEDS_NEITHER = ", or open_corpus on a finished cache, which needs neither"
 
@@ -273,6 +275,7 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
     return float(nats) / (math.log(2) * n_bytes)
 
 # %% ../nbs/14_corpora.ipynb #0d7ed811
+#| code-fold: true
 def as_array(tokens) -> np.ndarray:
     """Token ids of a list or of a tensor on any device, as an array."""
     if isinstance(tokens, torch.Tensor):
@@ -296,29 +299,6 @@ def check_ids(
     known = tokens.min() >= 0 and tokens.max() < vocab_size
     require(bool(known), name, "a number outside", want)
     return tokens
-
-# %% ../nbs/14_corpora.ipynb #0d7ed810
-def text_of_ids(
-    tokens, vocabulary: list[bytes], separator: bytes = b""
-) -> str:
-    """The text that one sequence of tokens spells, (n,) or (1, n)."""
-    tokens = as_array(tokens)
-    single = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
-    want = "one sequence: decode each row of a batch"
-    require(single, "tokens", f"shape {tokens.shape}", want)
-    ids = check_ids(tokens.ravel(), len(vocabulary)).tolist()
-    spelled = separator.join(vocabulary[i] for i in ids)
-    return spelled.decode("utf-8", errors="replace")
-
-
-def bytes_of_ids(tokens, sizes: np.ndarray) -> int:
-    """The bytes that tokens spell, from those of each; −100 is none."""
-    flat, total = as_array(tokens).ravel(), 0
-    for start in range(0, len(flat), 2**24):  # a memory map is not read at once
-        chunk = flat[start : start + 2**24]
-        chunk = check_ids(chunk[chunk != -100], len(sizes))
-        total += int(sizes[chunk].sum())
-    return total
 
 # %% ../nbs/14_corpora.ipynb #0d7ed812
 #| code-fold: true
@@ -364,6 +344,29 @@ class Described:
 
 # %% ../nbs/14_corpora.ipynb #06e02727
 #| code-fold: true
+def text_of_ids(
+    tokens, vocabulary: list[bytes], separator: bytes = b""
+) -> str:
+    """The text that one sequence of tokens spells, (n,) or (1, n)."""
+    tokens = as_array(tokens)
+    single = tokens.ndim < 2 or tokens.ndim == 2 and len(tokens) == 1
+    want = "one sequence: decode each row of a batch"
+    require(single, "tokens", f"shape {tokens.shape}", want)
+    ids = check_ids(tokens.ravel(), len(vocabulary)).tolist()
+    spelled = separator.join(vocabulary[i] for i in ids)
+    return spelled.decode("utf-8", errors="replace")
+
+
+def bytes_of_ids(tokens, sizes: np.ndarray) -> int:
+    """The bytes that tokens spell, from those of each; −100 is none."""
+    flat, total = as_array(tokens).ravel(), 0
+    for start in range(0, len(flat), 2**24):  # a memory map is not read at once
+        chunk = flat[start : start + 2**24]
+        chunk = check_ids(chunk[chunk != -100], len(sizes))
+        total += int(sizes[chunk].sum())
+    return total
+
+
 class Spelling(Described):
     """How the tokens of a corpus spell text: by its ``tokenizer``."""
 
@@ -452,6 +455,8 @@ def pack_documents(batch: Batch, end: int) -> PackedBatch:
     return PackedBatch(batch.inputs, targets, ends.cumsum(1) - ends.long())
 
 # %% ../nbs/14_corpora.ipynb #dce8b262
+#| code-fold: true
+# Windows of a text, their order, and what a stream checks
 def _check_tokens(tokens) -> np.ndarray:
     tokens = as_array(tokens)
     flat = tokens.ndim == 1 and np.issubdtype(tokens.dtype, np.integer)
@@ -477,8 +482,7 @@ def _order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
     frozen."""
     return np.random.RandomState([seed, epoch]).permutation(n_windows)
 
-# %% ../nbs/14_corpora.ipynb #dce8b263
-#| code-fold: true
+
 def _check_stream(n_tokens: int, length, batch_size, seed, step) -> None:
     """Check the arguments of a `TokenStream`."""
     check(length=(length, COUNT), batch_size=(batch_size, COUNT))
@@ -582,6 +586,8 @@ def _sequential(tokens, length, context, batch_size) -> Iterator[Batch]:
         yield batch
 
 # %% ../nbs/14_corpora.ipynb #b16a0002
+#| code-fold: true
+# Pairs of neighbours, counted in parts
 def _pairs_of(tokens: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
     """Each two neighbours as one number, without reading all at once."""
     for start in range(0, len(tokens) - 1, 2**22):

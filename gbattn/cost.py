@@ -297,7 +297,7 @@ class AttentionSizes(_ProjectionCosts):
 Parts = dict[str, Cost]
 COUNTS: dict[type, Callable[[AttentionSizes], Parts]] = {}
 
-# %% ../nbs/10_cost.ipynb #9d55f5c7
+
 def counts(layer: type) -> Callable:
     """Return a decorator that registers a function, from `AttentionSizes`
     to a dict of costs by part, as the count of a layer class, but not of
@@ -336,6 +336,7 @@ def one_round(p: AttentionSizes) -> Parts:
 
 # %% ../nbs/10_cost.ipynb #797c0c70
 #| code-fold: true
+# What twicing adds, and what linear attention costs in its place
 @counts(TwicingAttention)
 def _twicing_parts(p: AttentionSizes) -> Parts:
     more = p.layer.rounds - 1
@@ -350,8 +351,28 @@ def _twicing_parts(p: AttentionSizes) -> Parts:
     further = {"attention": more * p.attention(p.D), "elementwise": rest}
     return add_parts(one_round(p), further)
 
+
+@counts(LinearAttention)
+def _linear_parts(p: AttentionSizes) -> Parts:
+    """Linear attention, whose causal form goes by chunks of 64 tokens."""
+    H, K, C = p.layer.n_heads, p.layer.head_dim, 64
+    Kv = K + (p.layer.feature_map == "elu")
+    if p.causal and p.T > 1:
+        padded = -(-p.T // C) * C
+        product = 2 * padded * (C * (K + Kv) + 2 * K * Kv)
+    else:  # of a causal form, a single token: the past is added below
+        keys = p.T if p.causal else p.S
+        product = 2 * (keys + p.T) * K * Kv
+    product *= p.B * H
+    if p.past:  # all heads read it; the new tokens are written for key heads
+        product += 2 * p.B * p.T * K * Kv * (H + p.layer.n_kv_heads)
+    bytes = p.itemsize * 2 * (p.numel + p.B * p.new * p.kv_dim)
+    saved = p.itemsize * p.numel  # the output, which its projection reads again
+    return one_round(p) | {"attention": Cost(product, 2 * product, bytes, saved)}
+
 # %% ../nbs/10_cost.ipynb #457eff1a
 #| code-fold: true
+# What a boosted layer adds to one round
 @counts(GradientBoostedAttention)
 def _boosted_parts(p: AttentionSizes) -> Parts:
     layer, rows = p.layer, p.B * p.T
@@ -388,27 +409,9 @@ def _boosted_parts(p: AttentionSizes) -> Parts:
     }
     return add_parts(one_round(p), further)
 
-# %% ../nbs/10_cost.ipynb #4846c07a
-#| code-fold: true
-@counts(LinearAttention)
-def _linear_parts(p: AttentionSizes) -> Parts:
-    """Linear attention, whose causal form goes by chunks of 64 tokens."""
-    H, K, C = p.layer.n_heads, p.layer.head_dim, 64
-    Kv = K + (p.layer.feature_map == "elu")
-    if p.causal and p.T > 1:
-        padded = -(-p.T // C) * C
-        product = 2 * padded * (C * (K + Kv) + 2 * K * Kv)
-    else:  # of a causal form, a single token: the past is added below
-        keys = p.T if p.causal else p.S
-        product = 2 * (keys + p.T) * K * Kv
-    product *= p.B * H
-    if p.past:  # all heads read it; the new tokens are written for key heads
-        product += 2 * p.B * p.T * K * Kv * (H + p.layer.n_kv_heads)
-    bytes = p.itemsize * 2 * (p.numel + p.B * p.new * p.kv_dim)
-    saved = p.itemsize * p.numel  # the output, which its projection reads again
-    return one_round(p) | {"attention": Cost(product, 2 * product, bytes, saved)}
-
 # %% ../nbs/10_cost.ipynb #e5bcf749
+#| code-fold: true
+# The parts of a layer's cost, and the bytes of its cache
 def attention_parts(
     layer: MultiHeadAttention,
     T: int,
@@ -438,8 +441,7 @@ def attention_parts(
     sizes = (layer, batch_size, T, context, past, causal, pairs, itemsize)
     return COUNTS[type(layer)](AttentionSizes(*sizes))
 
-# %% ../nbs/10_cost.ipynb #aafde8e6
-#| code-fold: true
+
 def _cache_bytes(layer: MultiHeadAttention, tokens: int, itemsize: int) -> int:
     """Bytes that a cache holds of one sequence."""
     if isinstance(layer, LinearAttention):  # sums, in float32 at least

@@ -231,8 +231,7 @@ def _check_forgetting(readers: list[SequenceReader]) -> None:
         able = all(len(shape) == 2 for shape in shapes)
         require(able, name, got, "cache=False, or layers without it")
 
-# %% ../nbs/23_decoding.ipynb #50ab8cb9
-#| code-fold: true
+
 def emitted_law(
     p: torch.Tensor, q: torch.Tensor, accept: Callable
 ) -> tuple[torch.Tensor, torch.Tensor]:

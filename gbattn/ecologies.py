@@ -36,6 +36,29 @@ def _check_probabilities(
     sign = "positive" if positive else "not negative"
     require(bool(fits), name, got, f"probabilities, {sign}, with sum 1")
 
+
+def _check_ecology(laws, prior, contexts) -> None:
+    check_tensor("laws", laws, "W C V", dtype=FLOATING, positive="W C V")
+    _check_probabilities("laws", laws)
+    like = dict(dtype=laws.dtype, device=laws.device, of="laws")
+    sizes = zip("WC", laws.shape)
+    for (letter, size), p in zip(sizes, (prior, contexts)):
+        if p is not None:
+            name = dict(W="prior", C="contexts")[letter]
+            check_tensor(name, p, letter, **{letter: size}, **like)
+            _check_probabilities(name, p, positive=name == "prior")
+
+
+def _check_mixture(first, second, share) -> None:
+    check(first=(first, _ECOLOGY), second=(second, _ECOLOGY))
+    check(share=(share, FRACTION))
+    laws = first.laws
+    like = dict(dtype=laws.dtype, device=laws.device, of="first")
+    W, _, V = laws.shape
+    check_tensor("second", second.laws, "W C V", W=W, V=V, **like)
+    same = torch.equal(first.prior, second.prior)
+    require(same, "second", "another prior", "that of first")
+
 # %% ../nbs/26_ecologies.ipynb #7942155a
 @dataclass(frozen=True, eq=False)
 class TaskEcology:
@@ -66,19 +89,11 @@ class TaskEcology:
     contexts: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        laws = self.laws
-        check_tensor("laws", laws, "W C V", dtype=FLOATING, positive="W C V")
-        _check_probabilities("laws", laws)
-        like = dict(dtype=laws.dtype, device=laws.device, of="laws")
-        for name, letter, size in zip(
-            ("prior", "contexts"), "WC", laws.shape
-        ):
+        _check_ecology(self.laws, self.prior, self.contexts)
+        for name, size in zip(("prior", "contexts"), self.laws.shape):
             if getattr(self, name) is None:
-                equal = laws.new_full((size,), 1 / size)
+                equal = self.laws.new_full((size,), 1 / size)
                 object.__setattr__(self, name, equal)
-            p = getattr(self, name)
-            check_tensor(name, p, letter, **{letter: size}, **like)
-            _check_probabilities(name, p, positive=name == "prior")
 
 # %% ../nbs/26_ecologies.ipynb #c85ba549
 #| code-fold: true
@@ -455,21 +470,7 @@ def mix(
     -----
     Source: Proposition "Another ecology" of chapter 26.
     """
-    check(
-        first=(first, _ECOLOGY),
-        second=(second, _ECOLOGY),
-        share=(share, FRACTION),
-    )
-    W, _, V = first.laws.shape
-    like = dict(
-        dtype=first.laws.dtype, device=first.laws.device, of="first"
-    )
-    check_tensor("second", second.laws, "W C V", W=W, V=V, **like)
-    same = torch.equal(first.prior, second.prior)
-    require(same, "second", "another prior", "that of first")
-    weights = torch.cat(
-        [(1 - share) * first.contexts, share * second.contexts]
-    )
-    return TaskEcology(
-        torch.cat([first.laws, second.laws], 1), first.prior, weights
-    )
+    _check_mixture(first, second, share)
+    laws = torch.cat([first.laws, second.laws], 1)
+    shares = (1 - share) * first.contexts, share * second.contexts
+    return TaskEcology(laws, first.prior, torch.cat(shares))

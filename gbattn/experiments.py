@@ -675,6 +675,19 @@ def _check_rated(found: dict, base: dict) -> None:
     rated = not lost or "rates_from" in found or any(own)
     require(rated, "rates_from", "nothing", want)
 
+
+def _arm_of(name: str, tables: dict) -> Arm:
+    """The arm of a name, and those that it is to equal."""
+    known = isinstance(name, str) and name in tables
+    require(known, "arms", repr(name), f"some of {', '.join(tables)}")
+    table = tables[name]
+    keys = [x.name for x in fields(Arm) if x.name != "name"]
+    _check_keys(f"arm.{name}", table, keys)
+    target = table.get("equal_to")
+    with _within(f"arm.{name}"):
+        equal_to = _arm_of(target, tables) if target else None
+        return Arm(name=name, **table | {"equal_to": equal_to})
+
 # %% ../nbs/17_experiments.ipynb #a127fa4f
 #| code-fold: true
 def _experiment_of(
@@ -705,17 +718,3 @@ def _experiment_of(
         with _within(f"arm.{arm.name}"):
             replace(experiment, **alone).runs()
     return experiment
-
-# %% ../nbs/17_experiments.ipynb #b82d4d4b
-#| code-fold: true
-def _arm_of(name: str, tables: dict) -> Arm:
-    """The arm of a name, and those that it is to equal."""
-    known = isinstance(name, str) and name in tables
-    require(known, "arms", repr(name), f"some of {', '.join(tables)}")
-    table = tables[name]
-    keys = [x.name for x in fields(Arm) if x.name != "name"]
-    _check_keys(f"arm.{name}", table, keys)
-    target = table.get("equal_to")
-    with _within(f"arm.{name}"):
-        equal_to = _arm_of(target, tables) if target else None
-        return Arm(name=name, **table | {"equal_to": equal_to})

@@ -35,6 +35,16 @@ def _on_the_sphere(name: str, X: torch.Tensor) -> torch.Tensor:
     X = X - X.mean(-2, keepdim=True)
     return X / X.square().sum((-2, -1), keepdim=True).sqrt()
 
+
+def _check_probe(states, truth, test_states, test_truth, ridge) -> None:
+    check(ridge=(ridge, NOT_NEGATIVE))
+    check_tensor("states", states, "n d", dtype=FLOATING, positive="n d")
+    (n, d), like = states.shape, dict(dtype=states.dtype, device=states.device)
+    check_tensor("truth", truth, "n c", n=n, positive="c", of="states", **like)
+    check_tensor("test_states", test_states, "m d", d=d, of="states", **like)
+    sizes = dict(m=len(test_states), c=truth.shape[1])
+    check_tensor("test_truth", test_truth, "m c", of="the others", **sizes, **like)
+
 # %% ../nbs/28_geometry.ipynb #4c46cf66
 def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
     """Return the Procrustes distortion D of two sets of points, 0 to 1.
@@ -119,13 +129,7 @@ def probe_score(
     -----
     Source: chapter 28; `gbattn.least_squares.least_squares` of chapter 1.
     """
-    check(ridge=(ridge, NOT_NEGATIVE))
-    check_tensor("states", states, "n d", dtype=FLOATING, positive="n d")
-    (n, d), like = states.shape, dict(dtype=states.dtype, device=states.device)
-    check_tensor("truth", truth, "n c", n=n, positive="c", of="states", **like)
-    check_tensor("test_states", test_states, "m d", d=d, of="states", **like)
-    sizes = dict(m=len(test_states), c=truth.shape[1])
-    check_tensor("test_truth", test_truth, "m c", of="the others", **sizes, **like)
+    _check_probe(states, truth, test_states, test_truth, ridge)
     fit = least_squares(states, truth, intercept=True, ridge=ridge)
     error = (test_truth - fit.predict(test_states)).square().sum()
     total = (test_truth - truth.mean(0)).square().sum()

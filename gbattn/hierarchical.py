@@ -288,8 +288,7 @@ def _real_tokens(inputs: AttentionInputs) -> torch.Tensor | None:
     require(one_row and mask.dtype == torch.bool, "mask", got, want)
     return mask.flatten(0, -2)
 
-# %% ../nbs/29_hierarchical.ipynb #91c0a7b5
-#| code-fold: true
+
 def _blocks(layer, inputs: AttentionInputs, X) -> list[torch.Tensor]:
     """The blocks of each level in which the tokens X (B, n, D) lie."""
     cache, rows, blocks = inputs.cache, max(layer.taps - 1, 1), [X]

@@ -211,10 +211,36 @@ def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
 
 # %% ../nbs/04_hopfield.ipynb #74f1b1db
 #| code-fold: true
+# What bits must be, how some are flipped, and how errors are counted
 def _check_bits(kind: str, degree: int, steps: int) -> None:
     # log-sum-exp flips the same bits as the exponential.
     known = one_of(*KINDS[:3])
     check(kind=(kind, known), degree=(degree, _DEGREE), steps=(steps, COUNT))
+
+
+def _check_signs(**tensors: torch.Tensor) -> None:
+    for name, bits in tensors.items():
+        signs = bool((bits.abs() == 1).all())
+        require(signs, name, "entries other than −1 and 1", "signs, −1 or 1")
+
+
+def _noisy(patterns, corruption: float, generator) -> torch.Tensor:
+    """The patterns, each with the same number of random bits flipped."""
+    order = torch.rand(patterns.shape, generator=generator).argsort(-1)
+    flipped = order < round(corruption * patterns.shape[-1])
+    return torch.where(flipped, -patterns, patterns)
+
+
+def _recall_errors(
+    patterns, target, corruption, generator, kind, degree, steps
+):
+    """The shares of wrong bits and of patterns with a wrong bit, where a
+    memory of the patterns is queried with corrupted targets."""
+    state = _noisy(target, corruption, generator)
+    for _ in range(steps):
+        state = _flip(state, patterns, kind, degree)
+    wrong = state != target
+    return wrong.double().mean(), wrong.any(-1).double().mean()
 
 # %% ../nbs/04_hopfield.ipynb #44251e85
 def recall_bits(
@@ -253,10 +279,7 @@ def recall_bits(
     """
     _check_bits(kind, degree, steps)
     check_tensors(patterns=patterns, state=state)
-    for name, bits in (("patterns", patterns), ("state", state)):
-        signs = bool((bits.abs() == 1).all())
-        got = "entries other than −1 and 1"
-        require(signs, name, got, "signs, −1 or 1")
+    _check_signs(patterns=patterns, state=state)
     for _ in range(steps):
         state = _flip(state, patterns, kind, degree)
     return state
@@ -271,28 +294,9 @@ class CapacityCurve(NamedTuple):
     wrong_bits: torch.Tensor
     wrong_patterns: torch.Tensor
 
-# %% ../nbs/04_hopfield.ipynb #df552dc0
+# %% ../nbs/04_hopfield.ipynb #78ee0819
 #| code-fold: true
-def _noisy(patterns, corruption: float, generator) -> torch.Tensor:
-    """The patterns, each with the same number of random bits flipped."""
-    order = torch.rand(patterns.shape, generator=generator).argsort(-1)
-    flipped = order < round(corruption * patterns.shape[-1])
-    return torch.where(flipped, -patterns, patterns)
-
-
-def _recall_errors(
-    patterns, target, corruption, generator, kind, degree, steps
-):
-    """The shares of wrong bits and of patterns with a wrong bit, where a
-    memory of the patterns is queried with corrupted targets."""
-    state = _noisy(target, corruption, generator)
-    for _ in range(steps):
-        state = _flip(state, patterns, kind, degree)
-    wrong = state != target
-    return wrong.double().mean(), wrong.any(-1).double().mean()
-
-# %% ../nbs/04_hopfield.ipynb #78ee0818
-#| code-fold: true
+# How many random patterns are recalled wrongly
 def capacity_curve(
     d: int,
     counts: Sequence[int],

@@ -192,6 +192,26 @@ class _Described:
         require("vocab_size" in fields_of, "config", "no vocab_size", "one")
         return cls(**fields_of)
 
+
+def _block_options(config: "ModelConfig", layer: int) -> dict:
+    """The arguments of the block of this layer."""
+    changes = config.overrides.get(layer, {})
+    options = {name: getattr(config, name) for name in _PER_LAYER} | changes
+    if config.positions == "rotary":
+        base = config.attention_options.get("rotary", 10_000.0)
+        inner = {"rotary": base} | options["attention_options"]
+        options["attention_options"] = inner
+    return options | {"bias": config.bias}
+
+
+def _make_blocks(config: "ModelConfig", **empty) -> nn.ModuleList:
+    """The blocks, from the first to the last."""
+    D, n_heads = config.d_model, config.n_heads
+    return nn.ModuleList(
+        Block(D, n_heads, **_block_options(config, layer), **empty)
+        for layer in range(config.n_layers)
+    )
+
 # %% ../nbs/13_language_model.ipynb #fe509497
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(_Described):
@@ -260,26 +280,6 @@ class ModelConfig(_Described):
     overrides: dict = field(default_factory=dict, hash=False)
     __post_init__ = _settle
 
-# %% ../nbs/13_language_model.ipynb #1aa2cba4
-def _block_options(config: ModelConfig, layer: int) -> dict:
-    """The arguments of the block of this layer."""
-    changes = config.overrides.get(layer, {})
-    options = {name: getattr(config, name) for name in _PER_LAYER} | changes
-    if config.positions == "rotary":
-        base = config.attention_options.get("rotary", 10_000.0)
-        inner = {"rotary": base} | options["attention_options"]
-        options["attention_options"] = inner
-    return options | {"bias": config.bias}
-
-
-def _make_blocks(config: ModelConfig, **empty) -> nn.ModuleList:
-    """The blocks, from the first to the last."""
-    D, n_heads = config.d_model, config.n_heads
-    return nn.ModuleList(
-        Block(D, n_heads, **_block_options(config, layer), **empty)
-        for layer in range(config.n_layers)
-    )
-
 # %% ../nbs/13_language_model.ipynb #5a3aac01
 class _Parts(nn.Module):
     """The parts of a model, under the names of their weights."""
@@ -313,6 +313,7 @@ class _Parts(nn.Module):
             fill_empty(self, seed)
 
 # %% ../nbs/13_language_model.ipynb #4392772c
+#| code-fold: true
 class _Call(NamedTuple):
     """What a call of the model says of its tokens: see
     `LanguageModel.forward`."""
@@ -374,6 +375,7 @@ def _residual_stream(model, tokens, call: _Call, states=None, traces=None):
     return h
 
 # %% ../nbs/13_language_model.ipynb #9c43817b
+#| code-fold: true
 def _position_vectors(model, tokens, positions, past: int) -> torch.Tensor:
     """The rows of the table for the positions, (T, D) or (B, T, D)."""
     (B, T), table = tokens.shape, model.position_embedding
@@ -398,11 +400,8 @@ def _angles(
 ) -> RotaryAngles:
     """The angles of a layer's positions: the last ones, if it is like the
     layer that they were computed for."""
-    alike = last is not None
-    alike = alike and (last.rotary, last.head_dim) == (
-        layer.rotary,
-        layer.head_dim,
-    )
+    own = layer.rotary, layer.head_dim
+    alike = last is not None and (last.rotary, last.head_dim) == own
     return last if alike else layer.rotary_positions(h, positions, past)
 
 # %% ../nbs/13_language_model.ipynb #54d6f70b
@@ -792,6 +791,7 @@ def _save(model, folder: str | Path) -> None:
     write_weights(Path(folder), _FORMAT, model.config.to_dict(), weights)
 
 # %% ../nbs/13_language_model.ipynb #1bed19e3
+#| code-fold: true
 def _load(kind: type, folder: str | Path, device, dtype) -> LanguageModel:
     check(folder=(folder, PATH))
     device_of_weights(device, dtype)
@@ -812,8 +812,7 @@ def _load(kind: type, folder: str | Path, device, dtype) -> LanguageModel:
     model.load_state_dict(weights, assign=True)
     return model.to(device=device, dtype=dtype).eval()
 
-# %% ../nbs/13_language_model.ipynb #fd49d4d3
-#| code-fold: true
+
 def _config_of(folder: Path, entries: dict, n_weights: int) -> ModelConfig:
     """The config in a file; errors name the file."""
     path, n = str(folder / CONFIG), entries.get("n_layers")

@@ -173,6 +173,8 @@ def _write_chunk(state, q, k, v, before, rule, rate, ridge, forgetting):
     return state, outputs
 
 # %% ../nbs/02_memory.ipynb #b9cff026
+#| code-fold: true
+# Any number of tokens, in chunks of up to 64
 def _write_tokens(state, q, k, v, before, rule, rate, ridge, forgetting):
     """The same for any number of tokens, in chunks of up to 64."""
     options = before, rule, rate, ridge, forgetting
@@ -459,16 +461,7 @@ def running_softmax(
     No score overflows; time linear in S, depth logarithmic. Source: Theorem
     "Softmax attention is a running estimate" of chapter 2.
     """
-    check_tensors(finite=True, v=v)
-    tensor = isinstance(scores, torch.Tensor)
-    require(tensor, "scores", type(scores).__name__, "a torch.Tensor")
-    got, want = f"shape {tuple(scores.shape)}", f"{tuple(v.shape[:-1])}"
-    same = scores.shape == v.shape[:-1]
-    require(same, "scores", got, f"{want}, one for each value")
-    got, want = f"dtype {scores.dtype}", f"{v.dtype}, as v"
-    require(scores.dtype == v.dtype, "scores", got, want)
-    bad = bool((torch.isnan(scores) | (scores == math.inf)).any())
-    require(not bad, "scores", "NaN or +∞", "finite scores or −∞")
+    _check_scores(scores, v)
     outputs, log_sums = _running_softmax(scores.clamp_min(_lowest(v)), v)
     empty = (scores == -math.inf).cummin(-1).values.bool()  # masked so far
     outputs = outputs.masked_fill(empty[..., None], 0)
@@ -501,3 +494,18 @@ def _running_softmax(scores, v, chunk: int = 16):
 def _lowest(v) -> float:
     """A score in place of −∞: weight zero, finite differences."""
     return torch.finfo(v.dtype).min / 4
+
+# %% ../nbs/02_memory.ipynb #b6e21f90
+#| code-fold: true
+# What scores must be: one for each value, finite or −∞
+def _check_scores(scores: torch.Tensor, v: torch.Tensor) -> None:
+    check_tensors(finite=True, v=v)
+    tensor = isinstance(scores, torch.Tensor)
+    require(tensor, "scores", type(scores).__name__, "a torch.Tensor")
+    got, want = f"shape {tuple(scores.shape)}", f"{tuple(v.shape[:-1])}"
+    same = scores.shape == v.shape[:-1]
+    require(same, "scores", got, f"{want}, one for each value")
+    got, want = f"dtype {scores.dtype}", f"{v.dtype}, as v"
+    require(scores.dtype == v.dtype, "scores", got, want)
+    bad = bool((torch.isnan(scores) | (scores == math.inf)).any())
+    require(not bad, "scores", "NaN or +∞", "finite scores or −∞")

@@ -24,6 +24,35 @@ from gbattn.ground.arguments import (
 )
 from .ground.tensors import FLOATING, check_tensor
 
+# %% ../nbs/27_particles.ipynb #5e2a7c30
+#| code-fold: true
+def _check_path(x, step, layers, norm) -> None:
+    check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
+    check(step=(step, POSITIVE), layers=(layers, LENGTH))
+    check(norm=(norm, one_of("pre", "post")))
+    shortest = x.norm(dim=-1).min().item()
+    want = "tokens with a direction"
+    require(shortest > 0, "x", "a token of length 0", want)
+
+
+def _check_simplex(overlap, weights) -> None:
+    check(overlap=(overlap, FRACTION))
+    check_tensor("weights", weights, "… n n", dtype=FLOATING, positive="n")
+    n = weights.shape[-1]
+    check_tensor("weights", weights, "… n n", n=n)
+    require(n > 1, "weights", "one token", "two tokens or more")
+    away = (weights.sum(-1) - 1).abs().max().item()
+    got = f"a row sum off by {away:.1g}"
+    require(away < 1e-4, "weights", got, "row sums of 1")
+
+
+def _check_overlaps(overlaps, smoothed, d) -> None:
+    check_tensor("overlaps", overlaps, "… n n", dtype=FLOATING, positive="n")
+    n, like = overlaps.shape[-1], dict(of="overlaps", device=overlaps.device)
+    check_tensor("overlaps", overlaps, "… n n", n=n)
+    check_tensor("smoothed", smoothed, "… n n", n=n, dtype=overlaps.dtype, **like)
+    check(d=(d, COUNT))
+
 # %% ../nbs/27_particles.ipynb #44f59a74
 def simplex_tokens(
     n: int,
@@ -106,11 +135,7 @@ def overlap_drift(
     -----
     Source: Proposition "What moves an overlap" of chapter 27; Koubbi et al. (2026).
     """
-    check_tensor("overlaps", overlaps, "… n n", dtype=FLOATING, positive="n")
-    n, like = overlaps.shape[-1], dict(of="overlaps", device=overlaps.device)
-    check_tensor("overlaps", overlaps, "… n n", n=n)
-    check_tensor("smoothed", smoothed, "… n n", n=n, dtype=overlaps.dtype, **like)
-    check(d=(d, COUNT))
+    _check_overlaps(overlaps, smoothed, d)
     own = smoothed.diagonal(dim1=-2, dim2=-1)
     both = own.unsqueeze(-1) + own.unsqueeze(-2)
     gain = (d - 2 + overlaps**2) * smoothed
@@ -286,16 +311,7 @@ def evolve(
     -----
     Source: chapter 27; Koubbi et al. (2026).
     """
-    check_tensor("x", x, "… n d", dtype=FLOATING, positive="n d")
-    check(
-        step=(step, POSITIVE),
-        layers=(layers, LENGTH),
-        norm=(norm, one_of("pre", "post")),
-    )
-    shortest = x.norm(dim=-1).min().item()
-    require(
-        shortest > 0, "x", "a token of length 0", "tokens with a direction"
-    )
+    _check_path(x, step, layers, norm)
 
     def states(x):
         yield x
@@ -328,13 +344,8 @@ def simplex_drift(overlap: float, weights: torch.Tensor) -> torch.Tensor:
     f and c are the means of Σₖ Bᵢₖ² and, for i ≠ j, of Σₖ Bᵢₖ Bⱼₖ. Source: Theorem
     "Rounds of random heads" of chapter 27.
     """
-    check(overlap=(overlap, FRACTION))
-    check_tensor("weights", weights, "… n n", dtype=FLOATING, positive="n")
+    _check_simplex(overlap, weights)
     n = weights.shape[-1]
-    check_tensor("weights", weights, "… n n", n=n)
-    require(n > 1, "weights", "one token", "two tokens or more")
-    away = (weights.sum(-1) - 1).abs().max().item()
-    require(away < 1e-4, "weights", f"a row sum off by {away:.1g}", "row sums of 1")
     f = weights.square().sum((-2, -1)).mean() / n
     c = (weights.sum(-2).square().sum(-1).mean() / n - f) / (n - 1)
     return (1 - overlap) * (overlap * (1 - f) + c)

@@ -33,14 +33,6 @@ from .ground.tensors import FLOATING, INDEX, check_tensor
 _SOURCE = one_of("residual", "input", "shared")
 
 # %% ../nbs/09_retrieval.ipynb #bd2f6ace
-def _check_tokens(tokens: torch.Tensor, vocab_size: int) -> None:
-    check(vocab_size=(vocab_size, COUNT))
-    check_tensor("tokens", tokens, "B T", dtype=INDEX, positive="B T")
-    low, high = (int(x) for x in tokens.aminmax())
-    want = f"ids from 0 to {vocab_size - 1}"
-    require(0 <= low and high < vocab_size, "tokens", f"ids {low} to {high}", want)
-
-
 def induction_targets(
     tokens: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
@@ -71,6 +63,16 @@ def induction_targets(
     dtype = torch.get_default_dtype()  # the last place matches for no query
     counts = match.to(dtype) @ follower.to(dtype)  # (B, T, V)
     return counts / counts.sum(-1, keepdim=True).clamp(min=1)
+
+# %% ../nbs/09_retrieval.ipynb #c41d9e07
+#| code-fold: true
+# What tokens must be
+def _check_tokens(tokens: torch.Tensor, vocab_size: int) -> None:
+    check(vocab_size=(vocab_size, COUNT))
+    check_tensor("tokens", tokens, "B T", dtype=INDEX, positive="B T")
+    low, high = (int(x) for x in tokens.aminmax())
+    want = f"ids from 0 to {vocab_size - 1}"
+    require(0 <= low and high < vocab_size, "tokens", f"ids {low} to {high}", want)
 
 # %% ../nbs/09_retrieval.ipynb #5bee0bd9
 def encode(
@@ -436,6 +438,20 @@ def retrieval_posterior(
     For patterns of equal norm these are the weights of softmax attention with
     β = 1/σ². Source: chapter 9.
     """
+    _check_retrieval(queries, patterns, noise)
+    evidence = queries @ patterns.mT - patterns.square().sum(-1) / 2
+    finite = bool(evidence.isfinite().all())
+    require(finite, "queries", "NaN or overflow in q · p − ½‖p‖²", "finite products")
+    # The largest is 0; others may overflow to −∞, whose weight is 0.
+    evidence = evidence - evidence.amax(-1, keepdim=True)
+    return (evidence / noise**2).softmax(-1)
+
+# %% ../nbs/09_retrieval.ipynb #d52eaf18
+#| code-fold: true
+# What queries, patterns and noise must be
+def _check_retrieval(
+    queries: torch.Tensor, patterns: torch.Tensor, noise: float
+) -> None:
     check_tensor("queries", queries, "… D", dtype=FLOATING)
     D, of = queries.shape[-1], "queries"
     like = dict(dtype=queries.dtype, device=queries.device, of=of)
@@ -444,9 +460,3 @@ def retrieval_posterior(
     size = torch.finfo(queries.dtype)
     fits = size.tiny <= noise * noise <= size.max
     require(fits, "noise", noise, f"σ whose square is a number of {queries.dtype}")
-    evidence = queries @ patterns.mT - patterns.square().sum(-1) / 2
-    fits = bool(evidence.isfinite().all())
-    require(fits, "queries", "NaN or overflow in q · p − ½‖p‖²", "finite products")
-    # The largest is 0; others may overflow to −∞, whose weight is 0.
-    evidence = evidence - evidence.amax(-1, keepdim=True)
-    return (evidence / noise**2).softmax(-1)

@@ -45,12 +45,6 @@ def routing_law(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     require(got == want, "b", f"shape {got}", f"{want}, as weights")
     return weights * (b - (weights * b).sum(-1, keepdim=True))
 
-# %% ../nbs/20_routing.ipynb #c10671ca
-#| code-fold: true
-def _below_mean(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How far each b lies below its row's mean under the weights, E_α[b_i] − b_ij."""
-    return (weights * b).sum(-1, keepdim=True) - b
-
 # %% ../nbs/20_routing.ipynb #bdeda0d0
 #| code-fold: true
 class RoutingRound(NamedTuple):
@@ -139,6 +133,11 @@ def _with_zeros(A: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     moved = A * score.exp()  # softmax(log A + score), once divided by its sum
     alpha = moved * rows / moved.sum(-1, keepdim=True).masked_fill(rows == 0, 1)
     return merge_heads(alpha @ (v + value).to(A.dtype)), score, value
+
+
+def _below_mean(weights: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How far each b lies below its row's mean under the weights, E_α[b_i] − b_ij."""
+    return (weights * b).sum(-1, keepdim=True) - b
 
 # %% ../nbs/20_routing.ipynb #3b71d0c8
 def _run_with_zeros(layer, loss) -> tuple[torch.Tensor, list[tuple], int]:

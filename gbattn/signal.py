@@ -70,6 +70,7 @@ def relu_kernels(rho) -> tuple[np.ndarray, np.ndarray]:
     return kappa, (math.pi - angle) / (2 * math.pi)
 
 # %% ../nbs/12_signal.ipynb #56ab50c0
+#| code-fold: true
 def tanh_mixture(step: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     """Return slopes a and weights w with tanh(x) = Σᵢ wᵢ erf(aᵢ x).
 
@@ -624,16 +625,6 @@ class Measurement(NamedTuple):
     K: torch.Tensor
     error: torch.Tensor
 
-# %% ../nbs/12_signal.ipynb #7a8a43a8
-#| code-fold: true
-def _collect(states, probes) -> Measurement:
-    """Means over the draws of the pairs (size, overlap) at each depth."""
-    q, p = (torch.stack(values).cpu().double() for values in zip(*states))
-    J, K = (torch.stack(values).cpu().double() for values in zip(*probes))
-    draws = J.shape[1]  # of (L + 1, draws)
-    error = J.std(1) / math.sqrt(draws) if draws > 1 else q * math.nan
-    return Measurement(q, p, J.mean(1), K.mean(1), error)
-
 # %% ../nbs/12_signal.ipynb #e6fd64ba
 @torch.inference_mode(False)
 def measure(
@@ -724,6 +715,7 @@ def _pulled_back(after, h, probe, l) -> torch.Tensor:
 
 # %% ../nbs/12_signal.ipynb #a343ef8a
 #| code-fold: true
+# The forward pass, and means over the draws
 def _forward(blocks, x, probes, causal, progress) -> Measurement:
     draws, shape = len(probes), x.shape
     sizes, norms = [_size_and_overlap(x)], [_probed(probes, 0)]
@@ -741,6 +733,15 @@ def _forward(blocks, x, probes, causal, progress) -> Measurement:
             sizes.append(_size_and_overlap(h[: shape[0]]))
             norms.append(_probed(change.unflatten(0, (draws, -1)), l + 1))
     return _collect(sizes, norms)
+
+
+def _collect(states, probes) -> Measurement:
+    """Means over the draws of the pairs (size, overlap) at each depth."""
+    q, p = (torch.stack(values).cpu().double() for values in zip(*states))
+    J, K = (torch.stack(values).cpu().double() for values in zip(*probes))
+    draws = J.shape[1]  # of (L + 1, draws)
+    error = J.std(1) / math.sqrt(draws) if draws > 1 else q * math.nan
+    return Measurement(q, p, J.mean(1), K.mean(1), error)
 
 # %% ../nbs/12_signal.ipynb #e35f57be
 #| code-fold: true

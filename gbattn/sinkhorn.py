@@ -55,7 +55,6 @@ def _masked(scores: torch.Tensor, mask: torch.Tensor | None):
     return scores.masked_fill(~mask, -math.inf), share
 
 # %% ../nbs/24_sinkhorn.ipynb #b409d693
-#| code-fold: true
 def _alternate(scores, rows, columns, beta, iterations, tolerance):
     """α and β such that exp(S + α + β) has sums of these logarithms."""
 

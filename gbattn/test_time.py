@@ -280,7 +280,6 @@ class _FastWeights(_WritingFeedForward):
         return slow, read, values, targets
 
 # %% ../nbs/22_test_time.ipynb #7be20b03
-#| code-fold: true
 def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
     """The output for tokens that follow those of a cache, which takes them up."""
     want = "the cache of this layer, from its make_cache"

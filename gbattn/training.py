@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CONFIG_RULES', 'decay_groups', 'TrainConfig', 'learning_rate', 'step_seed', 'History', 'unwrapped', 'plain_name',
-           'check_documents', 'with_documents', 'summed_loss_of', 'SummedLoss', 'RateGroup', 'split_groups', 'Shared',
+           'summed_loss_of', 'SummedLoss', 'RateGroup', 'split_groups', 'check_documents', 'with_documents', 'Shared',
            'Run', 'backward', 'parts_of', 'learn', 'update', 'set_rates', 'clip_gradient', 'read_losses',
-           'check_finite', 'window_length', 'summed_loss', 'check_summed', 'Evaluation', 'evaluate']
+           'check_finite', 'window_length', 'check_summed', 'summed_loss', 'Evaluation', 'evaluate']
 
 # %% ../nbs/15_training.ipynb #010594fa
 import inspect
@@ -330,6 +330,7 @@ def step_seed(seed: int, step: int, process: int = 0) -> int:
     return int(mixed.generate_state(1, np.uint64)[0])
 
 # %% ../nbs/15_training.ipynb #36450848
+#| code-fold: true
 @dataclass
 class History:
     """What a training run went through.
@@ -438,23 +439,6 @@ def plain_name(name: str) -> str:
     """The name of a tensor without what torch.compile adds to it."""
     return name.replace("_orig_mod.", "")
 
-# %% ../nbs/15_training.ipynb #a9416eaa
-#| code-fold: true
-def check_documents(model: nn.Module, document_end: int | None) -> None:
-    """Stop a model that cannot keep documents apart, if there are any."""
-    check(document_end=(document_end, CONFIG_RULES["document_end"]))
-    fits = document_end is None or {"documents", "reduction"} <= {
-        *_takes(model)
-    }
-    got = f"{document_end} with a {type(model).__name__}"
-    want = "None, or a model whose forward takes documents and reduction"
-    require(fits, "document_end", got, want)
-
-
-def with_documents(batch: Batch, end: int | None) -> Batch | PackedBatch:
-    """The windows of a batch, with their documents if a token ends each."""
-    return batch if end is None else pack_documents(batch, end)
-
 # %% ../nbs/15_training.ipynb #3b06673a
 def _takes(model: nn.Module) -> dict[str, inspect.Parameter]:
     return inspect.signature(unwrapped(model)[1].forward).parameters
@@ -513,7 +497,9 @@ class SummedLoss(nn.Module):
         """Return the summed loss of a batch in nats, one number."""
         return self.loss(*batch)
 
-# %% ../nbs/15_training.ipynb #5f1c21a7
+# %% ../nbs/15_training.ipynb #5f1c21a8
+#| code-fold: true
+# Groups of parameters that learn at a rate of their own.
 class RateGroup(NamedTuple):
     """Parameters that learn at a multiple of the learning rate.
 
@@ -536,8 +522,7 @@ class RateGroup(NamedTuple):
     names: tuple[str, ...]
     multiplier: Callable[[nn.Module, int, int], float]
 
-# %% ../nbs/15_training.ipynb #5f1c21a8
-#| code-fold: true
+
 def split_groups(
     model: nn.Module, groups: list[dict], rates: tuple
 ) -> list[dict]:
@@ -568,6 +553,23 @@ def split_groups(
 
 # %% ../nbs/15_training.ipynb #b8d17583
 #| code-fold: true
+# What an update knows of documents, and of other processes.
+def check_documents(model: nn.Module, document_end: int | None) -> None:
+    """Stop a model that cannot keep documents apart, if there are any."""
+    check(document_end=(document_end, CONFIG_RULES["document_end"]))
+    fits = document_end is None or {"documents", "reduction"} <= {
+        *_takes(model)
+    }
+    got = f"{document_end} with a {type(model).__name__}"
+    want = "None, or a model whose forward takes documents and reduction"
+    require(fits, "document_end", got, want)
+
+
+def with_documents(batch: Batch, end: int | None) -> Batch | PackedBatch:
+    """The windows of a batch, with their documents if a token ends each."""
+    return batch if end is None else pack_documents(batch, end)
+
+
 class Shared:
     """How the processes of a run share its batches and weights."""
 
@@ -729,6 +731,7 @@ def check_finite(
 
 # %% ../nbs/15_training.ipynb #ca9576e9
 #| code-fold: true
+# The length of a window, and whether a model returns sums.
 def window_length(model: nn.Module, length: int | None) -> int:
     """Return the tokens of a window: `length`, or by default the model's
     ``config.max_length``, which is the most if positions are learned."""
@@ -742,6 +745,25 @@ def window_length(model: nn.Module, length: int | None) -> int:
         want = f"at most max_length = {config.max_length}, as positions are learned"
         require(length <= config.max_length, "length", length, want)
     return length
+
+
+def check_summed(model: nn.Module, tokens: np.ndarray, length: int) -> None:
+    """Stop a model whose loss is a mean: every number computed from it
+    would be wrong, yet look right. Two copies of a window have twice the
+    loss of one."""
+    one = next(sequential_windows(tokens, length, batch_size=1))
+    two = Batch(*(part.repeat(2, 1) for part in one))
+    try:
+        single, double = (summed_loss(model, [w])[0] for w in (one, two))
+    except (AttributeError, TypeError) as error:
+        got = f"{type(model).__name__}, whose call fails ({error})"
+        want = "a forward that names what it takes: tokens, or targets and reduction too"
+        raise ArgumentError("model", got, want) from None
+    # A mean is off by half; rounding, or a small extra term, is not.
+    fits = abs(double - 2 * single) <= 0.25 * abs(double)
+    got = f"a loss of {single:.4g} for a window, {double:.4g} for two of it"
+    want = "with reduction='sum' the sum over all targets"
+    require(fits or not math.isfinite(double), "model", got, want)
 
 # %% ../nbs/15_training.ipynb #ca9576ea
 @torch.no_grad()
@@ -764,25 +786,6 @@ def summed_loss(
             nats += float(loss)
             n_tokens += int((batch.targets != -100).sum())
     return nats, n_tokens
-
-# %% ../nbs/15_training.ipynb #168bf38f
-def check_summed(model: nn.Module, tokens: np.ndarray, length: int) -> None:
-    """Stop a model whose loss is a mean: every number computed from it
-    would be wrong, yet look right. Two copies of a window have twice the
-    loss of one."""
-    one = next(sequential_windows(tokens, length, batch_size=1))
-    two = Batch(*(part.repeat(2, 1) for part in one))
-    try:
-        single, double = (summed_loss(model, [w])[0] for w in (one, two))
-    except (AttributeError, TypeError) as error:
-        got = f"{type(model).__name__}, whose call fails ({error})"
-        want = "a forward that names what it takes: tokens, or targets and reduction too"
-        raise ArgumentError("model", got, want) from None
-    # A mean is off by half; rounding, or a small extra term, is not.
-    fits = abs(double - 2 * single) <= 0.25 * abs(double)
-    got = f"a loss of {single:.4g} for a window, {double:.4g} for two of it"
-    want = "with reduction='sum' the sum over all targets"
-    require(fits or not math.isfinite(double), "model", got, want)
 
 # %% ../nbs/15_training.ipynb #34f5b863
 class Evaluation(NamedTuple):

@@ -16,15 +16,18 @@ from gbattn.conventions import colour_of
 FOLDER = Path(__file__).parent / "play"
 STYLE = """
 .play {max-width: 40rem; color: var(--pst-color-text-base, #222)}
-.play label {display: grid; grid-template-columns: 8.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
+.play label {display: grid; grid-template-columns: 9.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
 .play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
-.play label:has(select) {grid-template-columns: 8.5rem 1fr}
+.play label:has(select) {grid-template-columns: 9.5rem 1fr}
 .play input[type=range], .play select {width: 100%; min-width: 0}
 .play svg {width: 100%; height: auto; user-select: none}
 .play text {font: 15px sans-serif}
 .play p {margin: .2rem 0; min-height: 3em; font-variant-numeric: tabular-nums}
 .play .key {display: flex; flex-wrap: wrap; gap: 0 1.2rem; font-size: .9em}
-.play button {padding: .2rem .8rem}
+.play .steps {display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .4rem 0 .6rem}
+.play button {padding: .2rem .7rem; border: 1px solid var(--pst-color-border, #999); border-radius: .4rem;
+  background: var(--pst-color-surface, #eee); color: inherit; font-size: .9em}
+.play button:hover {border-color: var(--pst-color-link, #06c)}
 """
 
 
@@ -158,6 +161,59 @@ FIGURES = {
             ("dims", "dimensions", 0, 4, 1, 3),
         ],
     ),
+    "test_time": (
+        "Sixteen letters in chunks; the reading token, the equal tokens before it, and the tokens that followed them.",
+        105,
+        [
+            ("chunk", "tokens of a chunk", 1, 16, 1, 4),
+            ("token", "reading token", 1, 16, 1, 13),
+        ],
+    ),
+    "decoding": (
+        "Eight tokens, each with a bar of what is written, between marks at the probabilities of draft and model.",
+        225,
+        [("delta", "budget δ", 0, 40, 1, 16)],
+    ),
+    "sinkhorn": (
+        "Two tables of weights of three queries and keys, with their sums: softmax, and Sinkhorn after half-steps.",
+        185,
+        [
+            ("offset", "offset of key 3", 0, 6, 0.5, 2),
+            ("steps", "half-steps", 1, 21, 1, 9),
+        ],
+    ),
+    "streaming": (
+        "A mean that changes sign twice in 400 tokens, the values around it, and the running estimate.",
+        240,
+        [("slope", "slope of the scores", 0, 40, 1, 20)],
+    ),
+    "particles": (
+        "Sixteen tokens on a sphere, seen from outside, after layers of random heads.",
+        280,
+        [
+            ("layer", "layer", 0, 150, 1, 0),
+            ("size", "size of scores", 0, 20, 1, 10),
+            (
+                "rounds",
+                "rounds in a layer",
+                ("one", "two, twicing", "two, boosted with fresh heads"),
+            ),
+            ("seed", "draw of tokens", 1, 20, 1, 1),
+        ],
+    ),
+    "geometry": (
+        "Left points on a circle; right the same circle squeezed, and beside each point where jitter moves it.",
+        235,
+        [("squeeze", "squeeze s", 0, 1, 0.01, 0.5)],
+    ),
+    "hierarchical": (
+        "Attention weights of 32 tokens in eight blocks of four, a bar each; those of the clue are orange.",
+        210,
+        [
+            ("token", "the clue is", ("a block", "a token")),
+            ("share", "weight of level 2", 0, 1, 0.05, 0.5),
+        ],
+    ),
 }
 # name: what its marks mean, each with its colour
 KEYS = {
@@ -187,6 +243,219 @@ KEYS = {
         ("○", "second", "attention of x, second round (larger: more)"),
         ("━", "second", "gated correction, ending in the result"),
     ],
+    "test_time": [
+        ("□", "first", "reads"),
+        ("□", "own", "an equal token, and filled what followed it"),
+        ("┅", "own", "a pair that an edge cuts"),
+        ("□", "wrong", "in the chunk that is still open"),
+    ],
+    "decoding": [
+        ("■", "second", "what is written"),
+        ("━", "wrong", "the draft, p"),
+        ("━", "data", "the model, q"),
+    ],
+    "streaming": [
+        ("●", "wrong", "values"),
+        ("━", "data", "their mean"),
+        ("━", "first", "softmax attention over the stream"),
+    ],
+    "hierarchical": [("■", "first", "the clue"), ("■", "wrong", "other tokens")],
+}
+# name: what there is to see in it, a button each: its words, the inputs that it moves from where they start, and what
+# a reader then sees
+STEPS = {
+    "fit": [
+        (
+            "an outlier",
+            {"y3": -2},
+            "The line turns, and the second round still adds nothing: what is left is at right angles to every line.",
+        ),
+        (
+            "averages",
+            {"averages": True},
+            "An average leaves residuals that another average can see, so the second round adds something.",
+        ),
+    ],
+    "smooth": [
+        (
+            "too wide",
+            {"bandwidth": 0.15},
+            "The estimate cuts off the peak and fills the valley: nearly all of the risk is bias.",
+        ),
+        (
+            "and a second round",
+            {"bandwidth": 0.15, "rounds": 2},
+            "The second round removes more than half of the squared bias and pays with a little variance.",
+        ),
+        (
+            "too narrow",
+            {"bandwidth": 0.02, "rounds": 2},
+            "The estimate follows the noise: there is no bias to remove, and a second round brings only variance.",
+        ),
+        (
+            "local lines",
+            {"bandwidth": 0.15, "lines": True},
+            "Local lines of the same bandwidth have less bias than averages in their first round.",
+        ),
+    ],
+    "retrieve": [
+        (
+            "small β",
+            {"beta": -0.5},
+            "Attention is nearly uniform, and the state goes to the mean of all patterns.",
+        ),
+        (
+            "large β",
+            {"beta": 1.5, "steps": 2},
+            "Two steps are enough: all attention is then on the nearest pattern, and the state is there.",
+        ),
+    ],
+    "boost": [
+        (
+            "the best round",
+            {"rounds": 18},
+            "One more round would bring more variance than it removes of the squared bias.",
+        ),
+        (
+            "too many rounds",
+            {"rounds": 49},
+            "The later rounds removed hardly any bias and brought variance: stop earlier.",
+        ),
+        (
+            "smaller steps",
+            {"rounds": 38, "shrinkage": 0.1},
+            "A tenth of the step needs ten times the rounds and ends at the same risk.",
+        ),
+    ],
+    "depth": [
+        (
+            "a gentle slope",
+            {"alpha": 0},
+            "DyT and Derf hardly pass anything on inside a block, and nothing grows.",
+        ),
+        (
+            "a steep slope",
+            {"alpha": 7},
+            "DyT and Derf grow far beyond LayerNorm, which has no slope to choose.",
+        ),
+    ],
+    "pairs": [
+        (
+            "add the shift",
+            {"setting": 2},
+            "No lead over standard attention can be seen any more: pairs lie on both sides of zero.",
+        ),
+        (
+            "and equal FLOPs",
+            {"setting": 2, "baseline": 4},
+            "A wider model that costs as much is better in most pairs.",
+        ),
+    ],
+    "second": [
+        ("no gate", {"gate": 0}, "The result is F: one round of attention."),
+        (
+            "flip the sign",
+            {"sign": True},
+            "Reading x + F with values and output negated gives the same result: no loss can tell the two apart.",
+        ),
+    ],
+    "collapse": [
+        (
+            "uniform attention",
+            {"size": 0},
+            "Without scores the two curves are one.",
+        ),
+        (
+            "two tokens",
+            {"tokens": 0},
+            "Fewer tokens meet sooner.",
+        ),
+    ],
+    "test_time": [
+        (
+            "a chunk for each token",
+            {"chunk": 1},
+            "Every pair is cut, and there is nothing to read.",
+        ),
+        (
+            "one chunk",
+            {"chunk": 16},
+            "The chunk is never closed before it is read: there is nothing to read.",
+        ),
+    ],
+    "decoding": [
+        (
+            "no budget",
+            {"delta": 0},
+            "This is exact speculative decoding: what is written has the law of the model.",
+        ),
+        (
+            "a large budget",
+            {"delta": 40},
+            "Every guess is accepted: the draft writes.",
+        ),
+    ],
+    "sinkhorn": [
+        (
+            "a sink",
+            {"offset": 6},
+            "Softmax gives nearly all weight to key 3; after enough half-steps the offset is gone.",
+        ),
+        ("one half-step", {"steps": 1}, "The first half-step is softmax."),
+    ],
+    "streaming": [
+        (
+            "equal scores",
+            {"slope": 0},
+            "The estimate settles at the mean of all values so far and misses both jumps.",
+        ),
+        (
+            "steep scores",
+            {"slope": 40},
+            "The estimate follows each jump at once, and the noise as well.",
+        ),
+    ],
+    "particles": [
+        (
+            "150 layers",
+            {"layer": 150},
+            "Sharp heads gather the tokens at two opposite ends.",
+        ),
+        (
+            "uniform heads",
+            {"layer": 150, "size": 0},
+            "All tokens hear the same mean, and gather at one place.",
+        ),
+    ],
+    "geometry": [
+        (
+            "no second direction",
+            {"squeeze": 0},
+            "The states keep one direction: half of the truth is lost, and jitter moves them least.",
+        ),
+        (
+            "nothing squeezed",
+            {"squeeze": 1},
+            "The states are the truth, and jitter moves them most.",
+        ),
+    ],
+    "hierarchical": [
+        (
+            "a block, by its block",
+            {"share": 1},
+            "The sum over a block averages the noise away: more weight on the clue.",
+        ),
+        (
+            "a token, by its block",
+            {"token": 1, "share": 1},
+            "The three other tokens of the block get as much as the clue.",
+        ),
+        (
+            "a token, by itself",
+            {"token": 1, "share": 0},
+            "A token that stands out needs no block.",
+        ),
+    ],
 }
 ALPHAS = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0]
 DEPTHS = [*range(0, 65, 2)]
@@ -215,26 +484,45 @@ def _growth() -> dict:
     }
 
 
+# What a verdict of chapter 18 means; {better} is the one with the lower mean.
+VERDICTS = {
+    "**held**": "Held: planned, and decided after Holm's correction; boosted attention is better.",
+    "**did not hold**": "Did not hold: planned, and decided after Holm's correction; the baseline is better.",
+    "*seen*": "Seen, not planned: {better} is better.",
+    "open": "Open: planned, but the interval includes zero.",
+    "*open*": "Open, and not planned: the interval includes zero.",
+    "open after Holm": "Open: planned, and {better} looks better, but not after Holm's correction.",
+    "rate at edge": "No verdict: the best learning rate of one of the two was not found.",
+    "run diverged": "No verdict: a run diverged.",
+}
+
+
 def _pairs() -> dict:
-    """The paired differences of chapter 18, boosted attention minus each baseline, and Student's quantiles."""
+    """The paired differences of chapter 18, boosted attention minus each baseline that has run, with their verdicts,
+    and Student's quantiles."""
     from scipy.stats import t
 
     from support.reports import Report
+    from support.verdicts import planned_p, verdict
 
     report, settings = Report(), []
+    adjusted = planned_p(report)
     for label, setting in settings_to_play().items():
-        pairs = {}
+        pairs, verdicts = {}, {}
         for name in setting.against:
-            if report.paired(*setting.of(name)):
-                better, worse = map(np.array, report.losses(*setting.of(name)))
+            of = setting.of(name)
+            if report.paired(*of):
+                better, worse = map(np.array, report.losses(*of))
                 pairs[name] = (better - worse).round(6).tolist()
-        settings.append({"label": label, "pairs": pairs})
+                verdicts[name] = [*VERDICTS].index(verdict(report, of, adjusted))
+        settings.append({"label": label, "pairs": pairs, "verdicts": verdicts})
     quantiles = [float(t.ppf(0.975, n - 1)) for n in range(2, 31)]
     return {
         "settings": settings,
         "baselines": list(BASELINE_NAMES),
         "names": list(BASELINE_NAMES.values()),
         "quantiles": quantiles,
+        "verdicts": list(VERDICTS.values()),
     }
 
 
@@ -275,7 +563,14 @@ def _collapse() -> dict:
 
 
 # what a figure draws and does not compute
-DATA = {"depth": _growth, "pairs": _pairs, "collapse": _collapse}
+DATA = {
+    "depth": _growth,
+    "pairs": _pairs,
+    "collapse": _collapse,
+    "test_time": lambda: {"colour": colour_of("linear attention")},
+    "sinkhorn": lambda: {"colour": colour_of("Sinkhorn")},
+    "geometry": lambda: {"colour": colour_of("least squares")},
+}
 GIVEN = {
     "first": colour_of("softmax attention"),
     "second": colour_of("boosted attention"),
@@ -302,20 +597,30 @@ def _row(name, label, *slider) -> str:
     return f'<label>{html.escape(label)}<input type="range" name="{name}" {limits}><output></output></label>'
 
 
+def _button(words, values=(), lesson="") -> str:
+    """A button that moves inputs and says what is then to be seen."""
+    given = html.escape(json.dumps(dict(values)))
+    return f'<button type="button" data-values="{given}" data-lesson="{html.escape(lesson)}">{words}</button>'
+
+
 def play(name: str) -> HTML:
     """Return a figure to play with, one of `FIGURES`."""
     alt, height, inputs = FIGURES[name]
     rows = "".join(_row(*one) for one in (inputs() if callable(inputs) else inputs))
     told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
+    colours = told | {"own": told.get("data", {}).get("colour"), "data": "inherit"}
     key = "".join(
-        f'<span><b style="color: {told.get(colour, "inherit")}">{mark}</b> {words}</span>'
+        f'<span><b style="color: {colours.get(colour, "inherit")}">{mark}</b> {words}</span>'
         for mark, colour, words in KEYS.get(name, ())
+    )
+    steps = "".join(
+        _button(*step) for step in [*STEPS.get(name, ()), ("start again",)]
     )
     common, own = ((FOLDER / f"{part}.js").read_text() for part in ("play", name))
     return HTML(
         f'<div class="play" id="play-{name}" role="group" aria-label="{html.escape(alt)}"><style>{STYLE}</style>'
         f'<svg viewBox="0 0 600 {height}" role="img" aria-label="{html.escape(alt)}"></svg>'
-        f'<div class="key">{key}</div><p aria-live="polite"></p>{rows}<button type="button">start again</button>\n'
+        f'<div class="key">{key}</div><p aria-live="polite"></p><div class="steps">{steps}</div>{rows}\n'
         f"<script>{{\n{common}\nplay(document.currentScript.parentElement, (\n{own.rstrip().rstrip(';')}\n)"
         f"({json.dumps(told)}));\n}}</script></div>"
     )

@@ -4,8 +4,10 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from IPython.display import Markdown
 
 from gbattn.comparison import compare, losses_by_rate, markdown_table
+from support.playgrounds import BASELINE_NAMES, SETTING_NAMES
 from support.reports import (
     Report,
     has_interval,
@@ -91,65 +93,145 @@ def sweep_table(report: Report, name: str) -> object:
 def cell(
     report: Report, of: tuple[str, ...], adjusted: dict, note: str = ""
 ) -> str:
-    """Return a comparison as a cell of a table, a line each: percent of perplexity and
-    pairs, the interval, the `verdict` and a note."""
-    row, lines = report.draw(*of), []
+    """Return a comparison as a cell of a table: percent of perplexity, its interval, the
+    pairs, the `verdict` and a note. A narrow column breaks it between these."""
+    row, size = report.draw(*of), ""
     if row and has_interval(row):
-        lines = [f"{signed(row.difference)}, n = {row.pairs}"]
-        lines.append(f"{signed(row.low)} to {signed(row.high)}")
-    lines += [verdict(report, of, adjusted), note]
-    return "<br>".join(filter(None, lines)).replace(" ", "\N{NO-BREAK SPACE}")
+        size = f"{signed(row.difference)} ({signed(row.low)}~to~{signed(row.high)})"
+        # <wbr> sets the verdict apart: the status page counts it.
+        size += f"<br>n~=~{row.pairs}, <wbr>"
+    words = verdict(report, of, adjusted).replace(" ", "~")
+    text = size + words + (f"<br>({note})" if note else "")
+    return text.replace("~", "\N{NO-BREAK SPACE}")
 
 
-# The table of chapter 18: a row for each question, a column for each setting.
+# The two tables of chapter 18, without the shift and with it: a row for each question,
+# a column for each length of the runs.
 LONG = "length"
-SHORT_TABLE: dict[str, tuple] = {
-    "*Standard*: does it gain at all?": (
-        (BOOSTED, "standard", WARM, "mini-warm+shift-plain"),
-        None,
-        ("boosted_shift", "standard_shift", AGAIN),
-        ("boosted_shift", "standard_shift", "shift-length"),
+SHORT_TABLES: dict[str, dict[str, tuple]] = {
+    "no shift": {
+        "standard": ((BOOSTED, "standard", WARM, "mini-warm+shift-plain"), None),
+        "twicing": ((BOOSTED, "twicing", "mini"), None),
+        "stack": (
+            (BOOSTED, "stack", "mini-warm", "shift-stack"),
+            (BOOSTED, "stack", LONG),
+        ),
+        "parameters": ((BOOSTED, "wider", WARM), (BOOSTED, "wider", LONG)),
+        "flops": (
+            (BOOSTED, "wider_flops", WARM, "mini-warm-flops"),
+            (BOOSTED, "wider_flops", LONG),
+        ),
+    },
+    "shift in both": {
+        "standard": (
+            ("boosted_shift", "standard_shift", AGAIN),
+            ("boosted_shift", "standard_shift", "shift-length"),
+        ),
+        "twicing": (
+            ("boosted_shift", "twicing_shift", "shift", "shift-stack"),
+            None,
+        ),
+        "stack": (("boosted_shift", "stack_shift", "shift", "shift-stack"), None),
+        "parameters": (
+            ("boosted_shift", "wider_shift", AGAIN),
+            ("boosted_shift", "wider_shift", "shift-length"),
+        ),
+        "flops": (
+            ("boosted_shift", "wider_flops_shift", AGAIN),
+            ("boosted_shift", "wider_flops_shift", "shift-length"),
+        ),
+    },
+}
+QUESTIONS = {
+    "standard": "*Standard*: does it gain at all?",
+    "twicing": "*Twicing*: does it need weights of its own?",
+    "stack": "*Stack*: is it more than one more attention?",
+    "parameters": "*Wider*, equal parameters: is it worth its weights?",
+    "flops": "*Wider*, equal FLOPs: is it worth its arithmetic?",
+}
+NOTES = {"mini": "short warm-up"}
+# In other settings: a comparison that was planned, and one at equal FLOPs.
+ELSEWHERE = {
+    "*stack*, width 96": (BOOSTED, "stack", "form"),
+    "*wider*, equal FLOPs, width 96": (BOOSTED, "wider_flops", "form"),
+    "*wider*, equal parameters, width 96, rotary": (BOOSTED, "wider", "rotary-96"),
+    "*wider*, equal FLOPs, width 96, rotary": (BOOSTED, "wider_flops", "rotary-96"),
+    "*standard*, width 96, shift in both": (
+        "boosted_shift",
+        "standard_shift",
+        "shift-96",
     ),
-    "*Twicing*: does it need weights of its own?": (
-        (BOOSTED, "twicing", "mini"),
-        None,
-        ("boosted_shift", "twicing_shift", "shift", "shift-stack"),
-        None,
+    "*wider*, equal FLOPs, width 96, shift in both": (
+        "boosted_shift",
+        "wider_flops_shift",
+        "shift-96",
     ),
-    "*Stack*: is it more than one more attention?": (
-        (BOOSTED, "stack", "form"),
-        (BOOSTED, "stack", LONG),
-        ("boosted_shift", "stack_shift", "shift", "shift-stack"),
-        None,
+    "*standard*, rotary, shift in both": (
+        "boosted_shift",
+        "standard_shift",
+        "shift-rotary",
     ),
-    "*Wider*, equal parameters: is it worth its weights?": (
-        (BOOSTED, "wider", WARM),
-        (BOOSTED, "wider", LONG),
-        ("boosted_shift", "wider_shift", AGAIN),
-        ("boosted_shift", "wider_shift", "shift-length"),
-    ),
-    "*Wider*, equal FLOPs: is it worth its arithmetic?": (
-        (BOOSTED, "wider_flops", WARM, "mini-warm-flops"),
-        (BOOSTED, "wider_flops", LONG),
-        ("boosted_shift", "wider_flops_shift", AGAIN),
-        ("boosted_shift", "wider_flops_shift", "shift-length"),
+    "*wider*, equal FLOPs, rotary, shift in both": (
+        "boosted_shift",
+        "wider_flops_shift",
+        "shift-rotary",
     ),
 }
-NOTES = {"form": "(width 96)", "mini": "(short warm-up)"}
 
 
-def short_table(report: Report) -> object:
-    """Return boosted attention minus five baselines, each a question, in four settings."""
+def short_tables(report: Report) -> object:
+    """Return boosted attention minus five baselines, each a question, in runs of two
+    lengths: a table without the shift, and one with it."""
+    adjusted, found = planned_p(report), []
+    for setting, of_baseline in SHORT_TABLES.items():
+        rows = []
+        for baseline, cells in of_baseline.items():
+            row = [QUESTIONS[baseline]]
+            for of in cells:
+                note = of and NOTES.get(of[2], "")
+                row.append(cell(report, of, adjusted, note) if of else "not run")
+            rows.append(row)
+        head = "boosted minus", setting, f"{setting}, long run"
+        found.append(markdown_table(head, rows).data)
+    return Markdown("\n\n".join(found))
+
+
+def elsewhere_table(report: Report) -> object:
+    """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
     adjusted = planned_p(report)
+    cells = (cell(report, of, adjusted) for of in ELSEWHERE.values())
+    rows = zip(ELSEWHERE, (one.replace("<br>", ", ") for one in cells))
+    return markdown_table(["boosted minus", "change of perplexity, %"], rows)
+
+
+def claims_table(report: Report, families: dict[str, list[tuple]]) -> object:
+    """Return the claims of each family in words, with their p, uncorrected."""
     rows = []
-    for question, cells in SHORT_TABLE.items():
-        found = (
-            cell(report, of, adjusted, NOTES.get(of[2], "")) if of else "not run"
-            for of in cells
-        )
-        rows.append([question, *found])
-    head = "boosted minus", "no shift", "no shift, long run"
-    return markdown_table([*head, "shift in both", "shift in both, long run"], rows)
+    for name, claims in families.items():
+        for number, of in enumerate(claims, 1):
+            p = report.p(*of)
+            size = f"{p:.3f}" if p >= 0.001 else "< 0.001"
+            rows.append([f"({name}) {number}. {in_plain_words(of)}", size])
+    return markdown_table(["claim", "p, uncorrected"], rows)
+
+
+def in_plain_words(of: tuple[str, ...]) -> str:
+    """Return the claim that the first of two arms is better, in the words of chapter 18."""
+    arms = {
+        arm: BASELINE_NAMES[key].replace("wider,", "wider at")
+        for key, arm in BASELINES.items()
+    }
+    arms |= {
+        BOOSTED: "boosted",
+        "boosted_input": "boosted with keys and values of x",
+    }
+    settings = {
+        tuple(names): SETTING_NAMES.get(s.label, s.label)
+        for s in SETTINGS
+        for _, *names in s.against.values()
+    }
+    first, second, *names = of
+    return f"{arms[first]} beats {arms[second]}: {settings[tuple(names)]}"
 
 
 def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> object:

@@ -40,14 +40,18 @@ from support.reports import (
     quote_all,
 )
 from support.tables import (
-    SHORT_TABLE,
+    ELSEWHERE,
+    SHORT_TABLES,
     answer_table,
     arms_table,
+    claims_table,
+    elsewhere_table,
     family_table,
     few_pairs_table,
+    in_plain_words,
     settings_table,
     shift_table,
-    short_table,
+    short_tables,
     sweep_table,
 )
 from support.verdicts import (
@@ -755,17 +759,44 @@ def test_few_pairs_have_signs_and_resamples(tmp_path, monkeypatch):
     assert not few_pairs_table(report, most=2).data.splitlines()[2:]
 
 
-def test_the_short_table_asks_what_the_book_can_answer():
-    for cells in SHORT_TABLE.values():
-        for better, worse, *names in filter(None, cells):
-            known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
-            assert {better, worse} <= known and better.startswith("boosted")
+def short_cells():
+    """The comparisons in the two tables of the chapter."""
+    return [of for rows in SHORT_TABLES.values() for cells in rows.values() for of in cells if of]
+
+
+def test_the_short_tables_ask_what_the_book_can_answer():
+    for better, worse, *names in (*short_cells(), *ELSEWHERE.values()):
+        known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
+        assert {better, worse} <= known and better.startswith("boosted")
     report = Report()
-    lines = short_table(report).data.splitlines()
-    assert len(lines) == 2 + 5 and lines[2].split(" | ")[2] == "not run"
+    found = [table.splitlines() for table in short_tables(report).data.split("\n\n")]
+    assert [len(lines) for lines in found] == [2 + 5, 2 + 5]
+    assert found[0][2].endswith(" | not run |") and found[1][3].endswith(" | not run |")
     held = report.difference("boosted_shift", "standard_shift", "shift-length")
-    assert reports.signed(held.difference) in lines[2] and lines[2].count("**held**") == 1
-    assert [line.count("**did\xa0not\xa0hold**") for line in lines[2:]] == [0, 0, 0, 0, 2]
+    assert reports.signed(held.difference) in found[1][2] and found[1][2].count("**held**") == 1
+    stack = report.difference(BOOSTED, "stack", "mini-warm", "shift-stack")
+    assert reports.signed(stack.difference) in found[0][4] and found[0][4].count("*seen*") == 2
+    assert [line.count("**did\xa0not\xa0hold**") for line in found[1][2:]] == [0, 0, 0, 0, 2]
+
+
+def test_the_table_of_other_settings():
+    report = Report()
+    lines = elsewhere_table(report).data.splitlines()[2:]
+    assert len(lines) == len(ELSEWHERE) and lines[0].startswith("| *stack*, width 96 | ") and "**held**" in lines[0]
+    for line, of in zip(lines, ELSEWHERE.values(), strict=True):
+        row = report.difference(*of)
+        assert reports.signed(row.difference) in line and f"n\xa0=\xa0{row.pairs}" in line
+    assert len(set(ELSEWHERE.values())) == len(lines) and not set(ELSEWHERE.values()) & set(short_cells())
+
+
+def test_claims_in_plain_words():
+    assert in_plain_words(ORDERINGS[4]) == (
+        "wider at equal parameters beats boosted with keys and values of x: no shift, short warm-up"
+    )
+    lines = claims_table(Report(), {"a": [ORDERINGS[8]]}).data.splitlines()
+    assert lines[2] == f"| (a) 1. {in_plain_words(ORDERINGS[8])} | 0.003 |"
+    planned = (s.of("parameters") for s in SETTINGS if "parameters" in s.planned)
+    assert not any("_" in in_plain_words(of) for of in (*ORDERINGS.values(), *planned))
 
 
 def test_why_runs_differ_takes_the_mean_of_arm_and_setting_out(report, monkeypatch):

@@ -18,6 +18,7 @@ import pages
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 import author_years
+import code_folds
 import math_lines
 import nbdev_pages
 import offline
@@ -209,7 +210,7 @@ CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
 extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "math_lines", "chapter_numbers"]
-extensions += ["glossary_links", "sphinxcontrib.bibtex", "author_years"]
+extensions += ["code_folds", "glossary_links", "sphinxcontrib.bibtex", "author_years"]
 bibtex_bibfiles = ["works.bib"]
 bibtex_reference_style = "author_year"
 bibtex_default_style = "author_year"
@@ -276,6 +277,10 @@ FIGURE = new_code_cell(
     "#| label: fig-line\n#| fig-cap: 'A line: $x$ times two'\n#| fig-alt: A rising line\n#| code-fold: true\nplot()",
     outputs=[{"output_type": "display_data", "data": SVG, "metadata": {}}],
 )
+FOLDED = [
+    new_code_cell("#| code-fold: true\n# What is drawn\ny = 1"),
+    new_code_cell("#| code-fold: true\nimport math"),
+]
 
 
 def build(folder, *options):
@@ -288,7 +293,7 @@ def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
         "07_first": [new_markdown_cell(BOX.format(n=1) + INTRODUCED), new_code_cell("#| hide\nsecret = 1")],
-        "03b_second": [new_markdown_cell(BOX.format(n=2)), FIGURE, new_code_cell("#| export\nx = 1")],
+        "03b_second": [new_markdown_cell(BOX.format(n=2)), *FOLDED, FIGURE, new_code_cell("#| export\nx = 1")],
     }
     for name, content in cells.items():
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
@@ -327,6 +332,27 @@ def test_a_labelled_cell_is_a_figure_numbered_by_its_file_with_alt_text(small_bo
     caption = figure.find("figcaption")
     assert caption.find(class_="caption-number").get_text().strip() == "Fig. 3b.1"
     assert "A line:" in caption.get_text() and caption.find(class_="math").get_text() == r"\(x\)"
+
+
+def test_folded_cells_in_a_row_open_together_above_what_the_last_shows(small_book):
+    (fold,) = page(small_book, "03b_second").select("details.hide")
+    closed, is_open = (p.get_text() for p in fold.select("summary p"))
+    assert (closed, is_open) == tuple(f"{do} what is drawn; imports; how the figure is made" for do in ("Show", "Hide"))
+    titles = [p.get_text() for p in fold.select(".code-fold-part")]
+    assert titles == ["What is drawn", "Imports", "How the figure is made"]
+    assert [pre.get_text().strip() for pre in fold.select("pre")] == ["# What is drawn\ny = 1", "import math", "plot()"]
+    assert fold.parent.find("figure", id="fig-line")
+
+
+@pytest.mark.parametrize(
+    "titles, line",
+    [
+        (["the class A: a summary", "the class A", "imports"], "the class A; imports"),
+        (list("abcdef"), "a; b; c; 2 more; f"),
+    ],
+)
+def test_one_line_for_several_titles(titles, line):
+    assert code_folds.title_of(titles) == line
 
 
 def test_the_boxes_are_gathered_in_reading_order_with_the_way_back(small_book):

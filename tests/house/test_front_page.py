@@ -145,7 +145,6 @@ TEN, SHIFTED = ("mini-warm", "mini-warm-again"), ("shift", "shift-again")
         ("stack", ("boosted_shift", "shift"), ("stack_shift", "shift-stack")),
         ("here", ("boosted_shift", *SHIFTED), ("standard_shift", *SHIFTED)),
         ("late", ("boosted_shift", "shift-length"), ("standard_shift", "shift-length")),
-        ("size", ("wider_shift", "shift-length"), ("standard_shift", "shift-length")),
         ("flops", ("boosted_shift", "shift-length"), ("wider_flops_shift", "shift-length")),
     ],
 )

@@ -1,6 +1,8 @@
 """The figures to play with compute, in a browser, what the library computes; and they answer to hand and keyboard."""
 
+import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,12 +10,18 @@ import torch
 from test_browser import browser, tab  # noqa: F401
 
 from gbattn.boosted import GradientBoostedAttention
-from gbattn.boosting import boosted_smoother, l2_boost
+from gbattn.boosting import boosted_smoother, l2_boost, twice
+from gbattn.decoding import accept_constrained, emitted_law
+from gbattn.geometry import probe_score, procrustes_distortion
+from gbattn.hierarchical import lift_scores
 from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
-from gbattn.particles import overlap_drift, random_attention, simplex_tokens
+from gbattn.particles import evolve, mean_overlap, overlap_drift, random_attention, simplex_tokens
 from gbattn.signal import recursion
+from gbattn.sinkhorn import sinkhorn_weights
 from gbattn.smoothers import bias_variance, kernel_smoother
+from gbattn.streaming import gains_from_scores
+from gbattn.test_time import read_chunks, shift_in_chunks
 from support.playgrounds import (
     BASELINE_NAMES,
     DATA,
@@ -23,13 +31,15 @@ from support.playgrounds import (
     OVERLAPS,
     SETTING_NAMES,
     SIZES,
+    STEPS,
     TOKENS,
+    VERDICTS,
     play,
     settings_to_play,
 )
 from support.reports import Report, percent
-from support.tables import SHORT_TABLE
-from support.verdicts import BASELINES, SETTINGS
+from support.tables import QUESTIONS, SHORT_TABLES
+from support.verdicts import BASELINES, SETTINGS, planned_p, verdict
 
 EXACT = 1e-9
 
@@ -50,7 +60,8 @@ def compute(page):
 
     def call(name, **values):
         told = page.evaluate(f"v => document.querySelector('#play-{name}').compute(v)", values)
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in told.items() if value is not None}
+        numbers = {key: value for key, value in told.items() if value is not None and '"' not in json.dumps(value)}
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
 
     return call
 
@@ -108,28 +119,55 @@ def test_the_growth_through_depth_is_the_librarys(compute, place, alpha):
         assert len(found[name]) == 21 and (found[name] / wanted.flatten() - 1).abs().max() < 1e-3
 
 
-def test_the_pairs_and_their_interval_are_those_of_the_report(compute):
-    report, shown = Report(), 0
-    for place, setting in enumerate(settings_to_play().values()):
-        for column, name in enumerate(BASELINE_NAMES):
-            found = compute("pairs", setting=place, baseline=column)
-            row = report.difference(*setting.of(name)) if name in setting.against else None
-            assert found["n"] == (row.pairs if row else 0)
-            if row and row.pairs > 1:
-                wanted = [percent(x) for x in (row.difference, row.low, row.high)]
-                assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
-                shown += 1
-    assert shown > 40
+def choices(page, name):
+    """The places in a list that can be chosen."""
+    options = page.locator(f"#play-pairs select[name={name}] option")
+    return options.evaluate_all("all => all.filter(o => !o.disabled).map(o => +o.value)")
 
 
-def test_the_settings_to_play_with_begin_with_the_columns_of_the_table():
+def test_the_pairs_that_can_be_chosen_are_those_that_ran_and_have_their_verdict(page, compute):
+    report, root, settings = Report(), page.locator("#play-pairs"), list(settings_to_play().values())
+    adjusted, names, shown = planned_p(report), list(BASELINE_NAMES), set()
+    ran = [
+        [i for i, name in enumerate(names) if name in s.against and report.difference(*s.of(name))] for s in settings
+    ]
+    assert choices(page, "setting") == [i for i, columns in enumerate(ran) if columns]
+    for place in choices(page, "setting"):
+        root.locator("select[name=setting]").select_option(str(place))
+        assert choices(page, "baseline") == ran[place]
+        for column in ran[place]:
+            of = settings[place].of(names[column])
+            found, row = compute("pairs", setting=place, baseline=column), report.difference(*of)
+            wanted = [percent(x) for x in (row.difference, row.low, row.high)]
+            assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
+            root.locator("select[name=baseline]").select_option(str(column))
+            better = "boosted attention" if row.difference < 0 else "the baseline"
+            sentence = VERDICTS[word := verdict(report, of, adjusted)].replace("{better}", better)
+            assert found["n"] == row.pairs and root.locator("p").inner_text().endswith(sentence)
+            shown.add(word)
+    root.locator("button").last.click()
+    assert shown == {*VERDICTS} - {"run diverged"}
+
+
+def test_a_baseline_that_has_not_run_makes_room_for_one_that_has(page):
+    root = page.locator("#play-pairs")
+    baseline = root.locator("select[name=baseline]")
+    assert baseline.input_value() == "0" and 0 in choices(page, "baseline")
+    root.locator("select[name=setting]").select_option("1")
+    assert int(baseline.input_value()) == choices(page, "baseline")[0] > 0
+    assert [*BASELINE_NAMES.values()][int(baseline.input_value())] in root.locator("p").inner_text()
+    root.locator("button").last.click()
+    assert baseline.input_value() == "0"
+
+
+def test_the_settings_to_play_with_begin_with_the_columns_of_the_tables():
     settings = list(settings_to_play().values())
     labels = {setting.label for setting in SETTINGS}
     assert {setting.label for setting in settings} == labels >= {*SETTING_NAMES} and len(settings) == len(SETTINGS)
-    assert {*BASELINE_NAMES} == {*BASELINES} and len(BASELINE_NAMES) == len(SHORT_TABLE) + 1
-    wider = SHORT_TABLE["*Wider*, equal parameters: is it worth its weights?"]
-    assert [setting.of("parameters") for setting in settings[:4]] == list(wider)
-    assert settings[0].of("standard") == SHORT_TABLE["*Standard*: does it gain at all?"][0]
+    assert {*BASELINE_NAMES} == {*BASELINES} == {*QUESTIONS, "time"}
+    columns = [of for rows in SHORT_TABLES.values() for of in rows["parameters"]]
+    assert [setting.of("parameters") for setting in settings[:4]] == columns
+    assert settings[0].of("standard") == SHORT_TABLES["no shift"]["standard"][0]
 
 
 @pytest.mark.parametrize(("tokens", "size", "dims"), [(0, 0, 0), (2, 6, 3), (4, 6, 3), (3, 4, 1)])
@@ -188,6 +226,90 @@ def test_the_second_round_is_that_of_the_layer(compute, sign):
     assert (found["output"] - trace.output[0, 0]).abs().max() < EXACT
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 5, 16])
+def test_what_a_token_reads_is_what_the_library_reads(compute, chunk):
+    letters = torch.tensor(["abcd".index(letter) for letter in "abcabdacbabdabca"])
+    z = torch.nn.functional.one_hot(letters, 4).double()[None]
+    reads = read_chunks(z, shift_in_chunks(z, 1, chunk=chunk), chunk=chunk)[0]
+    for token in range(1, 17):
+        assert torch.equal(compute("test_time", chunk=chunk, token=token)["reads"], reads[token - 1])
+
+
+@pytest.mark.parametrize("place", [0, 1, 16, 40])
+def test_the_law_that_is_written_is_the_librarys(compute, place):
+    found = compute("decoding", delta=place)
+    p = torch.tensor([0.42, 0.22, 0.12, 0.1, 0.06, 0.04, 0.03, 0.01], dtype=torch.float64)
+    q = torch.tensor([0.22, 0.08, 0.3, 0.05, 0.16, 0.1, 0.04, 0.05], dtype=torch.float64)
+    law, accepted = emitted_law(p, q, partial(accept_constrained, delta=float(found["delta"])))
+    assert (found["law"] - law).abs().max() < 1e-6 and abs(found["accepted"] - accepted) < 1e-6
+    assert abs(found["written"] - (law * (law / q).log()).sum()) < 1e-6
+    assert abs(found["draft"] - (p * (p / q).log()).sum()) < EXACT
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_the_weights_are_softmax_and_in_the_end_sinkhorns(compute, offset):
+    scores = torch.eye(3, dtype=torch.float64) * math.log(3)
+    scores[:, 2] += offset
+    found = compute("sinkhorn", offset=offset, steps=21)
+    assert (found["softmax"] - scores.softmax(-1)).abs().max() < EXACT
+    assert (found["P"] - sinkhorn_weights(scores, tolerance=1e-12)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("place", [0, 20, 40])
+def test_the_running_estimate_is_that_of_the_librarys_gains(page, compute, place):
+    found = compute("streaming", slope=place)
+    gains = gains_from_scores(found["slope"] * torch.arange(400.0, dtype=torch.float64))
+    F, values = 0, found["estimate"].clone()
+    for t, (gain, estimate) in enumerate(zip(gains, found["estimate"], strict=True)):
+        values[t] = F + (estimate - F) / gain  # the value with which the gain makes this estimate
+        F = estimate
+    start = compute("streaming", slope=10)
+    again, F = [], 0
+    for gain, value in zip(gains_from_scores(start["slope"] * torch.arange(400.0).double()), values, strict=True):
+        F = F + gain * (value - F)
+        again.append(F)
+    assert (torch.stack(again) - start["estimate"]).abs().max() < 1e-6
+    truth = torch.ones(400).double()
+    truth[133:267] = -1
+    assert abs(found["error"] - (found["estimate"] - truth).square().mean()) < EXACT
+
+
+@pytest.mark.parametrize("squeeze", [0, 0.3, 1])
+def test_the_distances_of_the_circle_are_the_librarys(compute, squeeze):
+    found = compute("geometry", squeeze=squeeze)
+    clean, truth = found["clean"], compute("geometry", squeeze=1)["clean"]
+    assert abs(found["far"] - procrustes_distortion(truth, clean)) < 1e-6
+    assert abs(found["robust"] - procrustes_distortion(clean, found["jittered"])) < 1e-6
+    assert abs(found["best"] - probe_score(clean, truth, clean, truth, ridge=1e-9)) < 1e-6
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_the_weights_of_a_sum_of_levels_are_the_librarys(compute, token):
+    found = compute("hierarchical", token=token, share=0.35)
+    x = found["x"]
+    blocks = lift_scores(x.view(1, 8, 4).sum(-1) / 2, 2, 1, 32)[0]
+    weights = (2 * (0.65 * x + 0.35 * blocks)).softmax(-1)
+    clue = [21] if token else [12, 13, 14, 15]
+    assert (found["weights"] - weights).abs().max() < EXACT and abs(found["mass"] - weights[clue].sum()) < EXACT
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_a_layer_of_random_heads_moves_tokens_as_the_library_does(compute, rounds):
+    found = compute("particles", layer=7, size=10, rounds=rounds, seed=3)
+
+    def head(x, Q, K, V, rounds):
+        A = (10 / 3**0.5 * (x @ Q.T) @ (x @ K.T).T).softmax(-1)
+        return (twice(A, x) if rounds == 1 else A @ x) @ V.T / 3**0.5
+
+    def update(x):
+        first = head(x, *found["drawn"][0], rounds)
+        return first + head(x - first, *found["drawn"][1], 0) if rounds == 2 else first
+
+    *_, after = evolve(found["before"], update, step=0.3, layers=1)
+    assert (found["X"] - after).abs().max() < EXACT
+    assert abs(found["overlap"] - (16 * mean_overlap(after) - 1) / 15) < EXACT
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     root = page.locator(f"#play-{name}")
@@ -198,7 +320,7 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     for _ in range(3):
         first.press("ArrowDown" if name == "pairs" else "ArrowRight")
     assert seen()[0] != start[0]
-    root.locator("button").click()
+    root.locator("button").last.click()
     assert seen() == start
 
 
@@ -214,8 +336,74 @@ def test_a_point_is_dragged(page, name, moved):
     page.mouse.move(box["x"] + 40, box["y"] - 40)
     page.mouse.up()
     assert all(a != b for a, b in zip(before, values(), strict=True))
-    root.locator("button").click()
+    root.locator("button").last.click()
     assert values() == before
+
+
+def roughness(path):
+    return path.diff().square().mean()
+
+
+def small(x):
+    return x.abs().max() < 0.005
+
+
+# what each button says, of what the figure computes after it and of what it computed at the start
+LESSONS = {
+    "an outlier": lambda now, start: small(now["second"]) and now["F"][0] < start["F"][0],
+    "averages": lambda now, start: now["second"].abs().max() > 0.05,
+    "too wide": lambda now, start: now["bias"] > 5 * now["noise"],
+    "and a second round": lambda now, start: now["bias"] < 0.0569 / 2 and now["noise"] < 0.0086 + 0.0569 / 2,
+    "too narrow": lambda now, start: small(now["bias"]) and now["noise"] > start["noise"],
+    "local lines": lambda now, start: now["bias"] < 0.0569,
+    "small β": lambda now, start: small(now["states"][-1]),
+    "large β": lambda now, start: small(now["states"][-1] - torch.tensor([1.0, 0.0])),
+    "the best round": lambda now, start: now["risk"] == now["best"][1],
+    "too many rounds": lambda now, start: now["risk"] > now["best"][1] and now["best"][0] < 1000,
+    "smaller steps": lambda now, start: (
+        now["best"][0] > 10 * start["best"][0] and small((now["risk"] - start["best"][1]) * 50)
+    ),
+    "a gentle slope": lambda now, start: now["dyt"][-1] < 1.25 > now["derf"][-1],
+    "a steep slope": lambda now, start: 10 * now["layernorm"][-1] < min(now["dyt"][-1], now["derf"][-1]),
+    "add the shift": lambda now, start: (
+        start["high"] < 0 and now["low"] < 0 < now["high"] and now["pairs"].min() < 0 < now["pairs"].max()
+    ),
+    "and equal FLOPs": lambda now, start: (now["pairs"] > 0).double().mean() > 0.75,
+    "no gate": lambda now, start: small(now["output"] - now["F"]),
+    "flip the sign": lambda now, start: small(now["output"] - start["output"]) and small(now["F"] + start["F"]),
+    "uniform attention": lambda now, start: now["when"] == now["hotWhen"],
+    "two tokens": lambda now, start: now["when"] < start["when"],
+    "a chunk for each token": lambda now, start: not any(now["reads"]) and any(start["reads"]),
+    "one chunk": lambda now, start: not any(now["reads"]),
+    "no budget": lambda now, start: small(now["written"]),
+    "a large budget": lambda now, start: small(now["accepted"] - 1) and small(now["written"] - now["draft"]),
+    "a sink": lambda now, start: now["softmax"][:, 2].min() > 0.95 and small(now["P"] - start["P"]),
+    "one half-step": lambda now, start: small(now["P"] - now["softmax"]),
+    "equal scores": lambda now, start: now["estimate"][150:267].mean() > 0 and now["error"] > start["error"],
+    "steep scores": lambda now, start: (
+        now["estimate"][150:160].mean() < -0.5 and roughness(now["estimate"]) > 3 * roughness(start["estimate"])
+    ),
+    "150 layers": lambda now, start: small((now["overlap"]) / 10) and (now["X"] @ now["X"].T).abs().mean() > 0.8,
+    "uniform heads": lambda now, start: now["overlap"] > 0.7,
+    "no second direction": lambda now, start: now["best"] == 0.5 and now["robust"] < start["robust"],
+    "nothing squeezed": lambda now, start: small(now["far"]) and now["robust"] > start["robust"],
+    "a block, by its block": lambda now, start: now["mass"] > start["mass"],
+    "a token, by its block": lambda now, start: small(now["weights"][20:24] - now["weights"][21]),
+    "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
+}
+
+
+@pytest.mark.parametrize(("name", "step"), [(name, step) for name, steps in STEPS.items() for step in steps])
+def test_a_button_says_what_is_there(page, compute, name, step):
+    words, _, lesson = step
+    root = page.locator(f"#play-{name}")
+    inputs = "e => [e.name, e.type === 'checkbox' ? e.checked : +e.value]"
+    values = lambda: dict(root.locator("input, select").evaluate_all(f"all => all.map({inputs})"))
+    start = compute(name, **values())
+    root.get_by_role("button", name=words, exact=True).click()
+    assert root.locator("p").inner_text().endswith(lesson)
+    assert LESSONS[words](compute(name, **values()), start)
+    root.locator("button").last.click()
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -681,37 +681,6 @@ def _():
     )
 
 
-@exercise(
-    "18.6",
-    "the baseline against which ten more pairs are likeliest to decide",
-    "It would be decided against boosted attention, if five pairs show what they seem to.",
-)
-def _():
-    from scipy.special import nctdtr, stdtrit
-
-    from support.verdicts import AGAIN
-
-    of = {"standard": ("standard_shift", AGAIN)}
-    of |= {
-        name: (f"{name}_shift", "shift", "shift-stack")
-        for name in ("twicing", "stack")
-    }
-    chances = {}
-    for name, against in of.items():
-        d = pairs("boosted_shift", *against)
-        n, size = len(d) + 10, abs(d.mean()) / d.std(ddof=1)
-        chances[name] = 1 - nctdtr(n - 1, size * n**0.5, stdtrit(n - 1, 0.975))
-    yield max(chances, key=chances.get)
-    yield (
-        "standard",
-        "Its twenty pairs have a mean near zero. If that is the truth, more pairs narrow the interval around zero.",
-    )
-    yield (
-        "stack",
-        "Its mean is half of the other's, and its pairs scatter more.",
-    )
-
-
 # ---- 19 Diagnosis ----
 
 

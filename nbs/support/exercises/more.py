@@ -319,6 +319,29 @@ def _():
 
 
 @exercise(
+    "27.2",
+    "layers in the normalised stream, and in the Pre-LN stream",
+    "One clock is exponential in depth. The other slows down in proportion to what has come.",
+    tolerance=0.05,
+)
+def _():
+    step = 0.2**2
+    yield [math.log(2) / math.log(1 + step), 5 / step]
+    yield (
+        [1 / step, ANY],
+        "The first: that is for a step that stays the same. Each layer divides what is left.",
+    )
+    yield (
+        [ANY, math.log(2) / math.log(1 + step)],
+        "The second: that is for tokens of length 1. The step is added to a squared length that has grown.",
+    )
+    yield (
+        [ANY, 1 / step],
+        "The second: from which squared length to which?",
+    )
+
+
+@exercise(
     "28.1",
     "the s at which D is 0.3",
     "D sees the squeeze. A linear probe, which may stretch, does not.",
@@ -339,6 +362,44 @@ def _():
         "That stretches the second direction. It is to be squeezed, s ≤ 1.",
     )
     yield 0.91, "That is 1 − D², the trace. Solve for s."
+
+
+@exercise(
+    "28.2",
+    "the least number of points",
+    "The more points, the more is lost in one place; clean and jittered still agree.",
+)
+def _():
+    distance = lambda n: math.sqrt(1 - 1 / math.sqrt(n - 1))
+    least = next(n for n in range(3, 999) if distance(n) > 0.9)
+    yield least
+    yield (
+        next(n for n in range(3, 999) if distance(n) ** 2 > 0.9),
+        "That is for the square of the distance.",
+    )
+    yield least - 1, "The root is of n − 1, and the distance is to lie above."
+
+
+@exercise(
+    "28.3",
+    "the factor in two dimensions, and in four",
+    "Every doubling of the dimension squares the price of a finer code.",
+)
+def _():
+    factor = lambda d, less: less ** (d / 2)
+    yield [factor(2, 2), factor(4, 2)]
+    yield (
+        [ANY, factor(2, 2)],
+        "The second: each coordinate gets more bins, and there are four of them.",
+    )
+    yield (
+        [math.sqrt(2), ANY],
+        "The first: that is the factor of the bins of one coordinate.",
+    )
+    yield (
+        [factor(2, 4), ANY],
+        "The first: that halves the root of the mean squared error.",
+    )
 
 
 @exercise(

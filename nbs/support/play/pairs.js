@@ -1,24 +1,28 @@
 // Chapter 18: choose a setting and a baseline, and see each pair of runs.
 (given => {
-  const {settings, baselines, names, quantiles} = given.data, percent = x => 100 * (Math.exp(x) - 1);
+  const {settings, baselines, names, quantiles, verdicts} = given.data, percent = x => 100 * (Math.exp(x) - 1);
   const across = p => 300 + 13 * Math.max(-22, Math.min(22, p));
   return {
+    // what has run: settings with a baseline, and the baselines of the one that is chosen
+    open: (name, v) => name === "setting" ? settings.map(s => Object.keys(s.pairs).length > 0)
+      : baselines.map(baseline => baseline in settings[v.setting].pairs),
     compute: v => {
-      const pairs = settings[v.setting].pairs[baselines[v.baseline]] ?? [], n = pairs.length;
-      if (n < 2) return {pairs, n, mean: null, low: null, high: null};
-      const m = mean(pairs), sd = Math.sqrt(pairs.reduce((sum, x) => sum + (x - m) ** 2, 0) / (n - 1));
+      const pairs = settings[v.setting].pairs[baselines[v.baseline]], n = pairs.length, m = mean(pairs);
+      const sd = Math.sqrt(pairs.reduce((sum, x) => sum + (x - m) ** 2, 0) / (n - 1));
       const half = quantiles[n - 2] * sd / Math.sqrt(n);
       return {pairs, n, mean: percent(m), low: percent(m - half), high: percent(m + half)};
     },
-    draw: ({pairs, n, mean, low, high}) =>
+    draw: ({pairs, mean, low, high}) =>
       [-20, -10, 0, 10, 20].map(p => line(across(p), 20, across(p), 110, "currentColor", 1, 'opacity=".3"')
         + text(across(p), 130, `${round(p, 0)} %`, "middle")).join("")
       + text(20, 14, "← boosted better") + text(580, 14, "baseline better →", "end")
-      + (n < 2 ? "" : line(across(low), 80, across(high), 80, given.second, 4) + circle(across(mean), 80, 7, given.second))
+      + line(across(low), 80, across(high), 80, given.second, 4) + circle(across(mean), 80, 7, given.second)
       + pairs.map(x => circle(across(percent(x)), 48, 5, given.first, 'opacity=".6"')).join(""),
-    tell: ({n, mean, low, high}, v) => n < 2
-      ? `Boosted attention and this baseline have ${n ? "one pair" : "no pair"} of runs in this setting.`
-      : `Boosted attention minus ${names[v.baseline]}, ${settings[v.setting].label}: ${round(mean, 1)} % `
-        + `(95 % interval ${round(low, 1)} to ${round(high, 1)} %; ${n} pairs). Below zero boosted attention is better.`,
+    tell: ({n, mean, low, high}, v) => {
+      const verdict = verdicts[settings[v.setting].verdicts[baselines[v.baseline]]];
+      return `Boosted attention minus ${names[v.baseline]}, ${settings[v.setting].label}: ${round(mean, 1)} % `
+        + `(95 % interval ${round(low, 1)} to ${round(high, 1)} %; ${n} pairs). `
+        + verdict.replace("{better}", mean < 0 ? "boosted attention" : "the baseline");
+    },
   };
 })

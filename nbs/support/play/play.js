@@ -1,28 +1,39 @@
 // A figure to play with: inputs, a picture that follows them, and a sentence that says its numbers.
 // A figure is {compute(values) -> numbers, draw(numbers, values) -> SVG, tell(numbers, values) -> text}.
+// It may have open(name, values) -> for each choice of a list whether it can be made; the first that can stands in for
+// one that cannot.
 // What carries data-drag="name" moves the input of that name; draw.value turns a height into a value.
 const play = (root, figure) => {
   const inputs = [...root.querySelectorAll("input, select")];
   const svg = root.querySelector("svg"), told = root.querySelector("p");
+  let lesson = "";  // what a button of the figure says, until a reader moves something
   const values = () => Object.fromEntries(
     inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : +e.value]));
   const show = () => {
+    inputs.filter(e => e.options).forEach(e => {
+      const open = figure.open?.(e.name, values());
+      if (!open) return;
+      [...e.options].forEach((option, i) => { option.disabled = !open[i]; });
+      if (!open[e.value]) e.value = open.indexOf(true);
+    });
     const now = values(), numbers = figure.compute(now);
     svg.innerHTML = figure.draw(numbers, now);
-    told.textContent = figure.tell(numbers, now);
+    told.textContent = `${figure.tell(numbers, now)} ${lesson}`.trim();
     inputs.forEach(e => {
       const output = e.parentElement.querySelector("output");
       if (output) output.textContent = figure.label?.[e.name]?.(now[e.name]) ?? round(now[e.name], 2);
     });
   };
-  root.addEventListener("input", show);
-  root.querySelector("button").addEventListener("click", () => {
+  root.addEventListener("input", () => { lesson = ""; show(); });
+  root.querySelectorAll("button").forEach(button => button.addEventListener("click", () => {
+    const given = JSON.parse(button.dataset.values);
     inputs.forEach(e => {
-      if (e.options) e.selectedIndex = 0;
-      else { e.value = e.defaultValue; e.checked = e.defaultChecked; }
+      if (e.options) e.selectedIndex = given[e.name] ?? 0;
+      else { e.value = given[e.name] ?? e.defaultValue; e.checked = given[e.name] ?? e.defaultChecked; }
     });
+    lesson = button.dataset.lesson;
     show();
-  });
+  }));
   let held = null;
   const place = event => {
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
@@ -31,6 +42,7 @@ const play = (root, figure) => {
       const input = inputs.find(e => e.name === name);
       input.value = moved[name] ?? moved;
     }
+    lesson = "";
     show();
   };
   svg.addEventListener("pointerdown", event => {
@@ -50,6 +62,9 @@ const times = (A, v) => A.map(row => dot(row, v));
 const matrix = (A, B) => A.map(row => B[0].map((_, j) => row.reduce((sum, x, i) => sum + x * B[i][j], 0)));
 const power = (A, k) => k === 1 ? A : k % 2 ? matrix(A, power(A, k - 1)) : power(matrix(A, A), k / 2);
 const mean = v => v.reduce((sum, x) => sum + x, 0) / v.length;
+// Numbers that look random, the same ones on each page: uniform from a seed, and normal by Box and Muller.
+const uniforms = seed => () => (seed = seed * 16807 % 2147483647) / 2147483647;
+const normal = random => Math.sqrt(-2 * Math.log(random())) * Math.cos(2 * Math.PI * random());
 const softmax = s => {
   const most = Math.max(...s), e = s.map(x => Math.exp(x - most)), sum = e.reduce((a, b) => a + b, 0);
   return e.map(x => x / sum);
