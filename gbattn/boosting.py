@@ -79,9 +79,38 @@ class Loss:
     def check(self, y: torch.Tensor) -> None:
         """Raise a ValueError if these targets do not suit the loss."""
 
+# %% ../nbs/05_boosting.ipynb #d2962095
+class SquaredError(Loss):
+    """½ (y − F)²; its negative gradient is the residual."""
+
+    def value(self, y, F):
+        return 0.5 * (y - F).square()
+
+    def negative_gradient(self, y, F):
+        return y - F
+
+    def leaf(self, y, F, weights=None):
+        return _mean(y - F, weights)
+
+# %% ../nbs/05_boosting.ipynb #0a380f62
+class AbsoluteError(Loss):
+    """``|y − F|``; its negative gradient is the sign of the residual."""
+
+    def value(self, y, F):
+        return (y - F).abs()
+
+    def negative_gradient(self, y, F):
+        return (y - F).sign()
+
+    def start(self, y, weights=None):
+        return _medians(y, weights).mean()
+
+    def leaf(self, y, F, weights=None):  # of two middle residuals the lower
+        return _medians(y - F, weights)[0]
+
 # %% ../nbs/05_boosting.ipynb #b84555d4
 #| code-fold: true
-# Means and quantiles of weighted rows, and what a loss must be
+# Means and quantiles of weighted rows
 _BETWEEN = number("a number between 0 and 1", lambda x: 0 < x < 1)
 _WIDTH: Rule = (
     lambda x: (isinstance(x, float) and x == math.inf) or (is_number(x) and x > 0),
@@ -107,50 +136,22 @@ def _quantiles(x, share, weights):
     return x[order[places.clamp(max=len(x) - 1)]]
 
 
+def _medians(x, weights):
+    """The two middle entries, which are one where their number is odd."""
+    if weights is not None:
+        return _quantiles(x, 0.5, weights)
+    return x.sort().values[[(len(x) - 1) // 2, len(x) // 2]]
+
+
 def _quantile(x, share, weights):
     """The smallest entry up to which the weights reach a share of all."""
     if weights is not None:
         return _quantiles(x, share, weights)[0]
     return x.sort().values[math.ceil(share * len(x)) - 1]
 
-
-def _is_loss(loss: object) -> bool:
-    return hasattr(loss, "negative_gradient") and not isinstance(loss, type)
-
-# %% ../nbs/05_boosting.ipynb #d2962095
-class SquaredError(Loss):
-    """½ (y − F)²; its negative gradient is the residual."""
-
-    def value(self, y, F):
-        return 0.5 * (y - F).square()
-
-    def negative_gradient(self, y, F):
-        return y - F
-
-    def leaf(self, y, F, weights=None):
-        return _mean(y - F, weights)
-
-# %% ../nbs/05_boosting.ipynb #0a380f62
-class AbsoluteError(Loss):
-    """``|y − F|``; its negative gradient is the sign of the residual."""
-
-    def value(self, y, F):
-        return (y - F).abs()
-
-    def negative_gradient(self, y, F):
-        return (y - F).sign()
-
-    def start(self, y, weights=None):
-        if weights is None:
-            return y.quantile(0.5)
-        return _quantiles(y, 0.5, weights).mean()
-
-    def leaf(self, y, F, weights=None):  # of two middle residuals the lower
-        if weights is None:
-            return (y - F).median()
-        return _quantiles(y - F, 0.5, weights)[0]
-
 # %% ../nbs/05_boosting.ipynb #143d3426
+#| code-fold: true
+# Huber's loss
 class Huber(Loss):
     """Squared up to δ, linear beyond.
 
@@ -188,6 +189,8 @@ class Huber(Loss):
         return median + _mean(step, weights)
 
 # %% ../nbs/05_boosting.ipynb #e41138fe
+#| code-fold: true
+# The logistic loss
 class LogLoss(Loss):
     """log(1 + eᶠ) − y F, for y from 0 to 1; F is in log-odds."""
 
@@ -261,7 +264,11 @@ def line_search(
 
 # %% ../nbs/05_boosting.ipynb #8765edc9
 #| code-fold: true
-# What a line search takes
+# What a loss must be, and what a line search takes
+def _is_loss(loss: object) -> bool:
+    return hasattr(loss, "negative_gradient") and not isinstance(loss, type)
+
+
 def _check_search(loss, y, F, h, weights):
     def like_y(x):
         fits = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1
@@ -687,6 +694,16 @@ def _check_rounds(smoother, y, rounds, shrinkage, query=None):
         require(Q.dtype == dtype, "query", f"dtype {Q.dtype}", f"{dtype}, as in y")
     return columns, smoothers, queries
 
+
+def _check_counts(smoother, rounds, shrinkage) -> tuple[list[int], bool]:
+    """Check the arguments; return the numbers of rounds, and whether several."""
+    several = isinstance(rounds, (Sequence, range)) and len(rounds) > 0
+    counts = list(rounds) if several else [rounds]
+    for count in counts:
+        check(rounds=(count, COUNT))
+    _check_rounds(smoother, smoother, 1, shrinkage)
+    return counts, several
+
 # %% ../nbs/05_boosting.ipynb #6a7be224
 def l2_boost(
     smoother: torch.Tensor | Sequence[torch.Tensor],
@@ -755,12 +772,8 @@ def boosted_smoother(
         Shape (…, n, n), with the length of `rounds` in front if it is a sequence. To
         apply it to values, use `l2_boost`.
     """
-    several = isinstance(rounds, (Sequence, range)) and len(rounds) > 0
-    counts = list(rounds) if several else [rounds]
-    for count in counts:
-        check(rounds=(count, COUNT))
-    _check_rounds(smoother, smoother, 1, shrinkage)
-    n, power = smoother.shape[-1], torch.linalg.matrix_power
-    I = torch.eye(n, dtype=smoother.dtype, device=smoother.device)
-    left = [power(I - shrinkage * smoother, M) for M in counts]
+    counts, several = _check_counts(smoother, rounds, shrinkage)
+    I = torch.eye(smoother.shape[-1]).to(smoother)
+    power = torch.linalg.matrix_power
+    left = [power(I - shrinkage * smoother, M) for M in counts]  # (I − νS)ᴹ
     return I - torch.stack(left) if several else I - left[0]

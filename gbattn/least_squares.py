@@ -329,12 +329,7 @@ class Fit(NamedTuple):
 
     def predict(self, X_query: torch.Tensor) -> torch.Tensor:
         """Return predictions (…, m, c) for rows X_query (…, m, d)."""
-        _check_regression(X_query=X_query)
-        got, want = (
-            f"d = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
-            for x in (X_query, self.x_mean)
-        )
-        require(got == want, "X_query", got, f"{want}, as in the context")
+        _check_queries(X_query, self.x_mean)
         with full_precision(X_query):
             return (X_query - self.x_mean) @ self.coefficients + self.y_mean
 
@@ -412,7 +407,7 @@ def least_squares(
 
 # %% ../nbs/01_least_squares.ipynb #92638e0e
 #| code-fold: true
-# What the weights of the rows must be
+# What the weights of the rows, rows to predict and rows for a layer must be
 def _check_intercept_and_weights(
     intercept: bool, weights: torch.Tensor | None
 ) -> None:
@@ -423,6 +418,26 @@ def _check_intercept_and_weights(
             raise ArgumentError("weights", got, "entries that are not negative")
         positive = bool((weights > 0).any(-1).all())
         require(positive, "weights", "zeros only", "a positive entry")
+
+
+def _check_queries(X_query: torch.Tensor, X: torch.Tensor) -> None:
+    """Check rows to predict against the context, or its mean."""
+    _check_regression(X_query=X_query)
+    got, want = (
+        f"d = {x.shape[-1]}, {x.dtype}, batch {tuple(x.shape[:-2])}"
+        for x in (X_query, X)
+    )
+    require(got == want, "X_query", got, f"{want}, as in the context")
+
+
+def _check_rows(X: torch.Tensor, W: torch.Tensor) -> None:
+    """Check rows against the weights that they meet."""
+    check_tensors(X=X)
+    d, dtype = W.shape[0], W.dtype
+    got, want = f"d = {X.shape[-1]} features", f"d = {d}, as the layer has"
+    require(X.shape[-1] == d, "X", got, want)
+    want = f"{dtype}, as the weights have"
+    require(X.dtype == dtype, "X", f"dtype {X.dtype}", want)
 
 # %% ../nbs/01_least_squares.ipynb #821c1f26
 #| code-fold: true
@@ -561,21 +576,17 @@ class _FourWeights(nn.Module):
     def extra_repr(self) -> str:
         return "n_features={}, n_outputs={}".format(*self.W_P.shape)
 
-    def _check_rows(self, X: torch.Tensor) -> None:
-        check_tensors(X=X)
-        d, dtype = self.W_Q.shape[0], self.W_Q.dtype
-        if X.shape[-1] != d:
-            got, want = f"d = {X.shape[-1]} features", f"d = {d}, as the layer has"
-            raise ArgumentError("X", got, want)
-        want = f"{dtype}, as the weights have"
-        require(X.dtype == dtype, "X", f"dtype {X.dtype}", want)
-
-    def _filled(self, *values: torch.Tensor) -> nn.Module:
+    @classmethod
+    def _with(cls, *values: torch.Tensor) -> nn.Module:
         """The layer with these values in its weights."""
+        P = values[-1]
+        want = "(n, d): the weights hold one data set"
+        require(P.ndim == 2, "X", f"batch {tuple(P.shape[:-2])}", want)
+        layer = cls(*P.shape, dtype=P.dtype, device=P.device)
         with torch.no_grad():
-            for weight, value in zip(self.parameters(), values, strict=True):
+            for weight, value in zip(layer.parameters(), values, strict=True):
                 weight.copy_(value)
-        return self
+        return layer
 
 # %% ../nbs/01_least_squares.ipynb #b3dc5657
 class OLSAttention(_FourWeights):
@@ -602,7 +613,7 @@ class OLSAttention(_FourWeights):
 
     def forward(self, X: torch.Tensor) -> torch.Tensor:
         """Return outputs (…, n, c) for rows (…, n, d); all attend to all."""
-        self._check_rows(X)
+        _check_rows(X, self.W_Q)
         q, k, v = X @ self.W_Q, X @ self.W_K, X @ self.W_V
         return linear_attention(q, k, v) @ self.W_P
 
@@ -627,11 +638,8 @@ class OLSAttention(_FourWeights):
             With W_Q = W_K = W_V = L and W_P = Lᵀ Xᵀ Y.
         """
         fit = least_squares(X, Y, rcond=rcond, mode=mode)
-        want = "(n, d): the weights hold one data set"
-        require(X.ndim == 2, "X", f"shape {tuple(X.shape)}", want)
         L, P = fit.whitening, fit.memory
-        layer = cls(*P.shape, dtype=X.dtype, device=X.device)
-        return layer._filled(L, L, L, P)
+        return cls._with(L, L, L, P)  # W_Q, W_K, W_V, W_P
 
     @staticmethod
     def in_context(
@@ -653,7 +661,6 @@ class OLSAttention(_FourWeights):
         -----
         Source: Proposition "Least squares in context" of chapter 1.
         """
-        _check_regression(X=X, Y=Y, X_query=X_query)
         return least_squares(X, Y, **options).predict(X_query)
 
 # %% ../nbs/01_least_squares.ipynb #f814241c
@@ -688,7 +695,7 @@ class _LeastSquares:
 
     Notes
     -----
-    Source: chapter 1, section "Real data".
+    Source: chapter 1, section "In scikit-learn's interface".
     """
 
     def __init__(self, *, fit_intercept=True, ridge=0.0, rcond=None, mode="accurate"):

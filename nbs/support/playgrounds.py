@@ -98,7 +98,7 @@ FIGURES = {
             (f"y{i}", f"point {i}", -2, 6, 0.05, start)
             for i, start in enumerate((2, 3, 5), 1)
         ]
-        + [("averages", "Gaussian averages instead of least squares", False)],
+        + [("averages", "Gaussian averages of bandwidth 1 instead of least squares", False)],
     ),
     "smooth": (
         "Noisy points around a wave, the wave, and its estimate by averages or local lines.",
@@ -142,12 +142,12 @@ FIGURES = {
     ),
     "second": (
         "A token x among five others, what attention makes of it, F, the residual x − F, and a gated second round.",
-        300,
+        430,
         [
-            ("x", "x, across", -2, 2, 0.05, 1.4),
+            ("x", "x, across", -2, 2, 0.05, 1.2),
             ("y", "x, up", -2, 2, 0.05, -1),
-            ("sharp", "sharpness, first", 0, 4, 0.1, 0.8),
-            ("sharper", "second", 0, 30, 0.5, 12),
+            ("sharp", "sharpness of the first round", 0, 4, 0.1, 0.1),
+            ("sharper", "sharpness of the second round", 0, 30, 0.5, 12),
             ("gate", "gate", 0, 1, 0.05, 0.8),
             ("sign", "read x + F, values and output negated", False),
         ],
@@ -239,9 +239,9 @@ KEYS = {
         ("●", "data", "tokens, the large one x"),
         ("━", "first", "attention of x, first round (wider: more)"),
         ("●", "first", "F, its estimate"),
-        ("┅", "wrong", "residual"),
+        ("┅", "wrong", "residual, from F to x"),
         ("○", "second", "attention of x, second round (larger: more)"),
-        ("━", "second", "gated correction, ending in the result"),
+        ("━", "second", "gated correction"),
     ],
     "test_time": [
         ("□", "first", "reads"),
