@@ -93,16 +93,14 @@ def sweep_table(report: Report, name: str) -> object:
 def cell(
     report: Report, of: tuple[str, ...], adjusted: dict, note: str = ""
 ) -> str:
-    """Return a comparison as a cell of a table: percent of perplexity, its interval, the
-    pairs, the `verdict` and a note. A narrow column breaks it between these."""
-    row, size = report.draw(*of), ""
+    """Return a comparison as a cell of a table, a line each: percent of perplexity and
+    pairs, the interval, the `verdict` and a note."""
+    row, lines = report.draw(*of), []
     if row and has_interval(row):
-        size = f"{signed(row.difference)} ({signed(row.low)}~to~{signed(row.high)})"
-        # <wbr> sets the verdict apart: the status page counts it.
-        size += f"<br>n~=~{row.pairs}, <wbr>"
-    words = verdict(report, of, adjusted).replace(" ", "~")
-    text = size + words + (f"<br>({note})" if note else "")
-    return text.replace("~", "\N{NO-BREAK SPACE}")
+        lines = [f"{signed(row.difference)}, n = {row.pairs}"]
+        lines.append(f"{signed(row.low)} to {signed(row.high)}")
+    lines += [verdict(report, of, adjusted), note]
+    return "<br>".join(filter(None, lines)).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # The two tables of chapter 18, without the shift and with it: a row for each question,
@@ -145,11 +143,11 @@ SHORT_TABLES: dict[str, dict[str, tuple]] = {
 QUESTIONS = {
     "standard": "*Standard*: does it gain at all?",
     "twicing": "*Twicing*: does it need weights of its own?",
-    "stack": "*Stack*: is it more than one more attention?",
-    "parameters": "*Wider*, equal parameters: is it worth its weights?",
-    "flops": "*Wider*, equal FLOPs: is it worth its arithmetic?",
+    "stack": "*Stack*: is it more than one more atten\N{SOFT HYPHEN}tion?",
+    "parameters": "*Wider*, equal para\N{SOFT HYPHEN}meters: is it worth its weights?",
+    "flops": "*Wider*, equal FLOPs: is it worth its arith\N{SOFT HYPHEN}metic?",
 }
-NOTES = {"mini": "short warm-up"}
+NOTES = {"mini": "(short<br>warm-up)"}
 # In other settings: a comparison that was planned, and one at equal FLOPs.
 ELSEWHERE = {
     "*stack*, width 96": (BOOSTED, "stack", "form"),
@@ -198,21 +196,12 @@ def short_tables(report: Report) -> object:
 
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
-    adjusted = planned_p(report)
-    cells = (cell(report, of, adjusted) for of in ELSEWHERE.values())
-    rows = zip(ELSEWHERE, (one.replace("<br>", ", ") for one in cells))
-    return markdown_table(["boosted minus", "change of perplexity, %"], rows)
-
-
-def claims_table(report: Report, families: dict[str, list[tuple]]) -> object:
-    """Return the claims of each family in words, with their p, uncorrected."""
-    rows = []
-    for name, claims in families.items():
-        for number, of in enumerate(claims, 1):
-            p = report.p(*of)
-            size = f"{p:.3f}" if p >= 0.001 else "< 0.001"
-            rows.append([f"({name}) {number}. {in_plain_words(of)}", size])
-    return markdown_table(["claim", "p, uncorrected"], rows)
+    adjusted, rows = planned_p(report), []
+    for against, of in ELSEWHERE.items():
+        words = verdict(report, of, adjusted).replace(" ", "\N{NO-BREAK SPACE}")
+        # <wbr> sets the verdict apart: the status page counts it.
+        rows.append([against, f"{in_short(report.draw(*of))}, <wbr>{words}"])
+    return markdown_table(["boosted minus", "change of perplexity"], rows)
 
 
 def in_plain_words(of: tuple[str, ...]) -> str:
