@@ -91,6 +91,17 @@ def _choices() -> list[tuple]:
 # name: what a screen reader says of the picture, its height, and the inputs: name and label, then least, most, step and
 # start of a slider, whether a box is checked, or what there is to choose
 FIGURES = {
+    "slope": (
+        "Three tokens with values, what one round of averages returns, and what more rounds return.",
+        240,
+        [
+            ("a", "token 1", -0.5, 2.5, 0.05, 0),
+            ("b", "token 2", -0.5, 2.5, 0.05, 1),
+            ("c", "token 3", -0.5, 2.5, 0.05, 2),
+            ("bandwidth", "bandwidth", 0.3, 3, 0.01, 0.85),
+            ("rounds", "rounds", 1, 20, 1, 2),
+        ],
+    ),
     "fit": (
         "Three points, the line through the origin fitted to them, dashed residuals, and the fit after a second round.",
         260,
@@ -98,7 +109,13 @@ FIGURES = {
             (f"y{i}", f"point {i}", -2, 6, 0.05, start)
             for i, start in enumerate((2, 3, 5), 1)
         ]
-        + [("averages", "Gaussian averages of bandwidth 1 instead of least squares", False)],
+        + [
+            (
+                "averages",
+                "Gaussian averages of bandwidth 1 instead of least squares",
+                False,
+            )
+        ],
     ),
     "smooth": (
         "Noisy points around a wave, the wave, and its estimate by averages or local lines.",
@@ -217,6 +234,11 @@ FIGURES = {
 }
 # name: what its marks mean, each with its colour
 KEYS = {
+    "slope": [
+        ("●", "wrong", "values: drag them"),
+        ("━", "first", "one round"),
+        ("━", "own", "all rounds"),
+    ],
     "fit": [
         ("●", "data", "points"),
         ("━", "first", "fit"),
@@ -264,6 +286,23 @@ KEYS = {
 # name: what there is to see in it, a button each: its words, the inputs that it moves from where they start, and what
 # a reader then sees
 STEPS = {
+    "slope": [
+        (
+            "a peak",
+            {"a": 0, "b": 2, "c": 0},
+            "Averages shave the peak, and the second round brings part of it back.",
+        ),
+        (
+            "wider averages",
+            {"bandwidth": 3},
+            "Each token hears nearly the same mean, so two rounds are nearly flat, too.",
+        ),
+        (
+            "20 rounds",
+            {"rounds": 20},
+            "With as many rounds as you like averages return the values themselves, noise and all.",
+        ),
+    ],
     "fit": [
         (
             "an outlier",
@@ -567,6 +606,7 @@ DATA = {
     "depth": _growth,
     "pairs": _pairs,
     "collapse": _collapse,
+    "slope": lambda: {"colour": colour_of("twicing")},
     "test_time": lambda: {"colour": colour_of("linear attention")},
     "sinkhorn": lambda: {"colour": colour_of("Sinkhorn")},
     "geometry": lambda: {"colour": colour_of("least squares")},

@@ -66,6 +66,16 @@ def compute(page):
     return call
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 20])
+def test_the_rounds_on_three_tokens_are_the_librarys(compute, rounds):
+    y = torch.tensor([0.5, 2.0, -0.25], dtype=torch.float64)
+    found = compute("slope", a=0.5, b=2, c=-0.25, bandwidth=0.7, rounds=rounds)
+    A = kernel_smoother(torch.arange(3, dtype=torch.float64)[:, None], 0.7)
+    assert (found["one"] - A @ y).abs().max() < EXACT
+    assert (found["F"] - boosted_smoother(A, rounds) @ y).abs().max() < EXACT
+    assert abs(found["missed"][-1] - (y - found["F"]).norm()) < EXACT
+
+
 @pytest.mark.parametrize("averages", [False, True])
 def test_the_line_and_its_second_round_are_the_librarys(compute, averages):
     x, y = torch.tensor([[1.0], [2.0], [2.0]], dtype=torch.float64), torch.tensor([-1, 2.5, 0.5], dtype=torch.float64)
@@ -324,7 +334,9 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     assert seen() == start
 
 
-@pytest.mark.parametrize(("name", "moved"), [("fit", ["y1"]), ("second", ["x", "y"]), ("retrieve", ["x", "y"])])
+@pytest.mark.parametrize(
+    ("name", "moved"), [("slope", ["a"]), ("fit", ["y1"]), ("second", ["x", "y"]), ("retrieve", ["x", "y"])]
+)
 def test_a_point_is_dragged(page, name, moved):
     root = page.locator(f"#play-{name}")
     values = lambda: [root.locator(f"input[name={one}]").input_value() for one in moved]
@@ -350,6 +362,9 @@ def small(x):
 
 # what each button says, of what the figure computes after it and of what it computed at the start
 LESSONS = {
+    "a peak": lambda now, start: now["one"][1] < now["F"][1] < 2,
+    "wider averages": lambda now, start: now["F"].max() - now["F"].min() < 0.5,
+    "20 rounds": lambda now, start: small(now["F"] - now["y"]),
     "an outlier": lambda now, start: small(now["second"]) and now["F"][0] < start["F"][0],
     "averages": lambda now, start: now["second"].abs().max() > 0.05,
     "too wide": lambda now, start: now["bias"] > 5 * now["noise"],
