@@ -10,8 +10,6 @@ from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-MOST_TITLES = 4
-
 
 def fold_of(node: nodes.Node) -> HideCodeCellNode | None:
     """The fold with which a cell begins."""
@@ -33,12 +31,15 @@ def runs_of(parent: nodes.Element) -> list[list[nodes.container]]:
 
 
 def title_of(titles: list[str]) -> str:
-    """One line for several titles: each in its short form and once, the last of them at the end."""
+    """One line for several titles: two of them in their short form, of more the one that matters and how many more.
+
+    That is the last, if it makes something that the page shows, and else the first.
+    """
     short = list(dict.fromkeys(title.split(": ")[0] for title in titles))
-    left_out = len(short) - MOST_TITLES
-    if left_out > 0:
-        short = [*short[: MOST_TITLES - 1], f"{left_out} more", short[-1]]
-    return "; ".join(short)
+    if len(short) < 3:
+        return "; ".join(short)
+    main = short[-1] if "how the" in short[-1] else short[0]
+    return f"{main} (and {len(titles) - 1} more cells)"
 
 
 def merge(run: list[nodes.container]) -> None:

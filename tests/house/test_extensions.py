@@ -337,7 +337,7 @@ def test_a_labelled_cell_is_a_figure_numbered_by_its_file_with_alt_text(small_bo
 def test_folded_cells_in_a_row_open_together_above_what_the_last_shows(small_book):
     (fold,) = page(small_book, "03b_second").select("details.hide")
     closed, is_open = (p.get_text() for p in fold.select("summary p"))
-    assert (closed, is_open) == tuple(f"{do} what is drawn; imports; how the figure is made" for do in ("Show", "Hide"))
+    assert (closed, is_open) == tuple(f"{do} how the figure is made (and 2 more cells)" for do in ("Show", "Hide"))
     titles = [p.get_text() for p in fold.select(".code-fold-part")]
     assert titles == ["What is drawn", "Imports", "How the figure is made"]
     assert [pre.get_text().strip() for pre in fold.select("pre")] == ["# What is drawn\ny = 1", "import math", "plot()"]
@@ -348,7 +348,8 @@ def test_folded_cells_in_a_row_open_together_above_what_the_last_shows(small_boo
     "titles, line",
     [
         (["the class A: a summary", "the class A", "imports"], "the class A; imports"),
-        (list("abcdef"), "a; b; c; 2 more; f"),
+        (list("abc"), "a (and 2 more cells)"),
+        (["a", "b", "imports and how the figure is made"], "imports and how the figure is made (and 2 more cells)"),
     ],
 )
 def test_one_line_for_several_titles(titles, line):
