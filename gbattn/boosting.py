@@ -108,6 +108,43 @@ class AbsoluteError(Loss):
     def leaf(self, y, F, weights=None):  # of two middle residuals the lower
         return _medians(y - F, weights)[0]
 
+# %% ../nbs/05_boosting.ipynb #143d3426
+class Huber(Loss):
+    """Squared up to δ, linear beyond.
+
+    Parameters
+    ----------
+    alpha : float
+        Before each round δ is set to this quantile of ``|y − F|``, between 0 and 1.
+    delta : float
+        δ of the first round, or if the loss is used alone.
+    """
+
+    def __init__(self, alpha: float = 0.9, delta: float = math.inf):
+        check(delta=(delta, _WIDTH), alpha=(alpha, _BETWEEN))
+        self.alpha, self.delta = alpha, delta
+
+    def at(self, y, F, weights=None):
+        loss = copy.copy(self)  # of a subclass, with all its attributes
+        away = (y - F).abs()
+        loss.delta = _quantile(away, self.alpha, weights).item()
+        return loss
+
+    def value(self, y, F):
+        e, delta = (y - F).abs(), self.delta
+        far = delta * (e - 0.5 * delta) if delta < math.inf else e
+        return torch.where(e <= delta, 0.5 * e.square(), far)
+
+    def negative_gradient(self, y, F):
+        return (y - F).clamp(-self.delta, self.delta)
+
+    start = AbsoluteError.start
+
+    def leaf(self, y, F, weights=None):  # one step from the median
+        median = AbsoluteError().leaf(y, F, weights)
+        step = (y - F - median).clamp(-self.delta, self.delta)
+        return median + _mean(step, weights)
+
 # %% ../nbs/05_boosting.ipynb #b84555d4
 #| code-fold: true
 # Means and quantiles of weighted rows
@@ -149,45 +186,6 @@ def _quantile(x, share, weights):
         return _quantiles(x, share, weights)[0]
     return x.sort().values[math.ceil(share * len(x)) - 1]
 
-# %% ../nbs/05_boosting.ipynb #143d3426
-#| code-fold: true
-# Huber's loss
-class Huber(Loss):
-    """Squared up to δ, linear beyond.
-
-    Parameters
-    ----------
-    alpha : float
-        Before each round δ is set to this quantile of ``|y − F|``, between 0 and 1.
-    delta : float
-        δ of the first round, or if the loss is used alone.
-    """
-
-    def __init__(self, alpha: float = 0.9, delta: float = math.inf):
-        check(delta=(delta, _WIDTH), alpha=(alpha, _BETWEEN))
-        self.alpha, self.delta = alpha, delta
-
-    def at(self, y, F, weights=None):
-        loss = copy.copy(self)  # of a subclass, with all its attributes
-        away = (y - F).abs()
-        loss.delta = _quantile(away, self.alpha, weights).item()
-        return loss
-
-    def value(self, y, F):
-        e, delta = (y - F).abs(), self.delta
-        far = delta * (e - 0.5 * delta) if delta < math.inf else e
-        return torch.where(e <= delta, 0.5 * e.square(), far)
-
-    def negative_gradient(self, y, F):
-        return (y - F).clamp(-self.delta, self.delta)
-
-    start = AbsoluteError.start
-
-    def leaf(self, y, F, weights=None):  # one step from the median
-        median = AbsoluteError().leaf(y, F, weights)
-        step = (y - F - median).clamp(-self.delta, self.delta)
-        return median + _mean(step, weights)
-
 # %% ../nbs/05_boosting.ipynb #e41138fe
 #| code-fold: true
 # The logistic loss
@@ -217,7 +215,22 @@ class LogLoss(Loss):
         want = "targets in [0, 1], not all 0 and not all 1"
         require(mixed, "y", f"targets from {low:g} to {high:g}", want)
 
+# %% ../nbs/05_boosting.ipynb #7eae6d20
+def _turning_point(falls, high, halvings):
+    """Return the step at which a convex loss stops falling, by bisection."""
+    while falls(high) and high.abs() < 2**40:
+        high = 2 * high
+    while high.abs() > 0 and not falls(high / 2):
+        high = high / 2
+    low = high / 2  # the loss falls at low, and no longer at high
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falls(middle) else (low, middle)
+    return high
+
 # %% ../nbs/05_boosting.ipynb #7eae6d2a
+#| code-fold: true
+# The step that lowers a loss most, from the slope along h
 def line_search(
     loss: Loss,
     y: torch.Tensor,
@@ -251,16 +264,8 @@ def line_search(
     def falls(step):  # whether the loss falls beyond this step
         return loss.negative_gradient(y, F + step * h) @ weighted * sign > 0
 
-    high = sign
-    while falls(high) and high.abs() < 2**40:
-        high = 2 * high
-    while high.abs() > 0 and not falls(high / 2):
-        high = high / 2
-    low = high / 2
-    for _ in range(2 - int(math.log2(torch.finfo(F.dtype).eps))):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falls(middle) else (low, middle)
-    return high
+    halvings = 2 - int(math.log2(torch.finfo(F.dtype).eps))
+    return _turning_point(falls, sign, halvings)
 
 # %% ../nbs/05_boosting.ipynb #8765edc9
 #| code-fold: true
@@ -618,7 +623,19 @@ def __getattr__(name: str):
 
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
 
+# %% ../nbs/05_boosting.ipynb #2f95ff30
+def _rounds(y, smoothers, queries, shrinkage):
+    """Yield F ← F + ν S (y − F) of each round; Q predicts for other rows."""
+    r, F = y, 0
+    for S, Q in zip(smoothers, queries):
+        h = S @ r
+        F = F + shrinkage * (h if Q is None else Q @ r)
+        r = r - shrinkage * h
+        yield F
+
 # %% ../nbs/05_boosting.ipynb #2f95ff3e
+#| code-fold: true
+# The rounds with one smoother or one a round, at the rows or at others
 def staged_l2_boost(
     smoother: torch.Tensor | Sequence[torch.Tensor],
     y: torch.Tensor,
@@ -655,16 +672,8 @@ def staged_l2_boost(
     Source: Theorem "Rounds of linear smoothers", chapter 5; Bühlmann and Yu (2003).
     """
     checked = _check_rounds(smoother, y, rounds, shrinkage, query)
-    return _rounds(*checked, shrinkage, y.ndim == 1)
-
-
-def _rounds(y, smoothers, queries, shrinkage, flat):
-    r, F = y, 0
-    for S, Q in zip(smoothers, queries):
-        h = S @ r
-        F = F + shrinkage * (h if Q is None else Q @ r)
-        r = r - shrinkage * h
-        yield F[..., 0] if flat else F
+    flat = y.ndim == 1
+    return (F[..., 0] if flat else F for F in _rounds(*checked, shrinkage))
 
 # %% ../nbs/05_boosting.ipynb #ac808a38
 #| code-fold: true

@@ -304,6 +304,8 @@ def _causal(q, k, v, chunk: int = 64, segment: int = 4096) -> torch.Tensor:
     return torch.cat(outputs, dim=-2)
 
 # %% ../nbs/01_least_squares.ipynb #4db7949a
+#| code-fold: true
+# The factors of a fit, its rank, its coefficients and its predictions
 class Fit(NamedTuple):
     """A least-squares fit: prediction = (X_query − x_mean) L M + y_mean.
 

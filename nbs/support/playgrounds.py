@@ -391,7 +391,21 @@ STEPS = {
         ),
     ],
     "second": [
-        ("no gate", {"gate": 0}, "The result is F: one round of attention."),
+        (
+            "close the gate",
+            {"gate": 0},
+            "A gate of 0 lets nothing through. The result is F, one round of attention.",
+        ),
+        (
+            "no gate",
+            {"gate": 1},
+            "Without a gate, as with a gate of 1, the whole correction counts. Here the result comes nearer to x.",
+        ),
+        (
+            "a step too long",
+            {"x": 0.3, "y": -0.3, "gate": 1},
+            "The correction points towards x and goes too far: the result misses x by more than F does.",
+        ),
         (
             "flip the sign",
             {"sign": True},

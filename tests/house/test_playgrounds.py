@@ -360,6 +360,10 @@ def small(x):
     return x.abs().max() < 0.005
 
 
+def missed(now, name):
+    return (now["X"][0] - now[name]).norm()
+
+
 # what each button says, of what the figure computes after it and of what it computed at the start
 LESSONS = {
     "a peak": lambda now, start: now["one"][1] < now["F"][1] < 2,
@@ -384,7 +388,11 @@ LESSONS = {
         start["high"] < 0 and now["low"] < 0 < now["high"] and now["pairs"].min() < 0 < now["pairs"].max()
     ),
     "and equal FLOPs": lambda now, start: (now["pairs"] > 0).double().mean() > 0.75,
-    "no gate": lambda now, start: small(now["output"] - now["F"]),
+    "close the gate": lambda now, start: small(now["output"] - now["F"]),
+    "no gate": lambda now, start: (
+        small(now["output"] - now["F"] - now["c"]) and missed(now, "output") < missed(start, "output")
+    ),
+    "a step too long": lambda now, start: now["c"] @ now["r"] > 0 and missed(now, "output") > missed(now, "F"),
     "flip the sign": lambda now, start: small(now["output"] - start["output"]) and small(now["F"] + start["F"]),
     "uniform attention": lambda now, start: now["when"] == now["hotWhen"],
     "two tokens": lambda now, start: now["when"] < start["when"],
