@@ -39,18 +39,18 @@ def softmax_weights(
     Parameters
     ----------
     q, k : torch.Tensor
-        Queries (…, T, K) and keys (…, S, K), of one floating dtype.
+        Queries (…, m, K) and keys (…, n, K), of one floating dtype.
     temperature : float or torch.Tensor, optional
         Divides the scores; √K by default. A tensor of temperatures gives weights for
         each, in leading dimensions.
     mask : torch.Tensor, optional
-        Boolean, broadcastable to (…, T, S); True = may attend. A query that may
+        Boolean, broadcastable to (…, m, n); True = may attend. A query that may
         attend to nothing gets a row of zeros.
 
     Returns
     -------
     torch.Tensor
-        Shape (…, T, S), with the shape of a temperature tensor in front.
+        Shape (…, m, n), with the shape of a temperature tensor in front.
 
     Notes
     -----
@@ -58,13 +58,13 @@ def softmax_weights(
     √temperature. Source: Proposition "When attention is Nadaraya–Watson" of chapter
     3; Vaswani et al. (2017).
     """
-    sizes = check_tensors(q=q, k=k)
-    scores = q @ k.mT  # (…, T, S)
+    check_tensors(q=q, k=k)
+    scores = q @ k.mT  # (…, m, n)
     if temperature is None:
-        temperature = math.sqrt(sizes["K"])
+        temperature = math.sqrt(q.shape[-1])
     temperature = _positive("temperature", temperature, scores)
     if mask is not None:
-        check_mask(mask, tuple(q.shape[:-2]) + (sizes["T"], sizes["S"]))
+        check_mask(mask, tuple(scores.shape))
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     # Less the largest before the division, which then cannot overflow.
     scores = scores - scores.detach().amax(-1, keepdim=True)
@@ -100,6 +100,8 @@ def check_rows(smoother: torch.Tensor, **columns: torch.Tensor) -> None:
     check_tensors(smoother=smoother[(0,) * max(extra, 0)], **columns)
 
 # %% ../nbs/03_smoothers.ipynb #5dde10ac
+#| code-fold: true
+# Averages in the library: batches, many bandwidths, local lines
 def kernel_smoother(
     X: torch.Tensor,
     bandwidth: float | torch.Tensor,
@@ -151,26 +153,6 @@ def kernel_smoother(
     exponent = (distance - nearest) / h * (distance + nearest) / h
     weights = (-0.5 * exponent).softmax(-1)
     return _straightened(weights, X, X_query) if degree else weights
-
-# %% ../nbs/03_smoothers.ipynb #b7e8cf75
-#| code-fold: true
-# Local lines from averages: the softmax weights, tilted
-def _straightened(
-    weights: torch.Tensor, X: torch.Tensor, X_query: torch.Tensor
-) -> torch.Tensor:
-    """Turn averages into local lines: wⱼ (1 − (xⱼ − m)ᵀ C⁺ m), with the query as the
-    origin."""
-    away = X[..., None, :, :] - X_query[..., :, None, :]  # (…, T, S, d)
-    m = torch.einsum("...ts,...tsd->...td", weights, away)
-    second = torch.einsum("...ts,...tsd,...tse->...tde", weights, away, away)
-    spread = second.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
-    Lambda, U = torch.linalg.eigh(second - m[..., :, None] * m[..., None, :])
-    # A direction in which the neighbours do not spread has no slope.
-    spreads = Lambda > X.shape[-2] * torch.finfo(X.dtype).eps * spread
-    inverse = torch.where(spreads, 1 / Lambda.where(spreads, 1), 0)
-    tilt = (U * inverse[..., None, :]) @ (U.mT @ m[..., None])  # C⁺ m
-    lean = torch.einsum("...tsd,...td->...ts", away - m[..., None, :], tilt[..., 0])
-    return weights * (1 - lean)
 
 # %% ../nbs/03_smoothers.ipynb #ed6067b0
 def degrees_of_freedom(
@@ -252,6 +234,27 @@ def bias_variance(
     check(noise=(noise, NOT_NEGATIVE))
     variance = noise**2 * smoother.square().sum(-1)
     return BiasVariance(smoother @ truth - truth, variance)
+
+# %% ../nbs/03_smoothers.ipynb #b7e8cf75
+#| code-fold: true
+# Local lines from averages: the softmax weights, tilted
+def _straightened(
+    weights: torch.Tensor, X: torch.Tensor, X_query: torch.Tensor
+) -> torch.Tensor:
+    """Turn averages into local lines: wⱼ (1 − (xⱼ − x̄)ᵀ C⁺ x̄), with the query as the
+    origin."""
+    away = X[..., None, :, :] - X_query[..., :, None, :]  # (…, m, n, d)
+    mean = torch.einsum("...mn,...mnd->...md", weights, away)
+    second = torch.einsum("...mn,...mnd,...mne->...mde", weights, away, away)
+    spread = second.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+    Lambda, U = torch.linalg.eigh(second - mean[..., :, None] * mean[..., None, :])
+    # A direction in which the neighbours do not spread has no slope.
+    spreads = Lambda > X.shape[-2] * torch.finfo(X.dtype).eps * spread
+    inverse = torch.where(spreads, 1 / Lambda.where(spreads, 1), 0)
+    tilt = (U * inverse[..., None, :]) @ (U.mT @ mean[..., None])  # C⁺ x̄
+    off = away - mean[..., None, :]
+    lean = torch.einsum("...mnd,...md->...mn", off, tilt[..., 0])
+    return weights * (1 - lean)
 
 # %% ../nbs/03_smoothers.ipynb #94e55c74
 #| code-fold: true
