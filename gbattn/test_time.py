@@ -134,7 +134,6 @@ def read_chunks(
         return (parts @ before).flatten(-3, -2)[..., :T, :]
 
 # %% ../nbs/22_test_time.ipynb #439a86ac
-#| code-fold: true
 _RULE = one_of("hebb", "delta")
 
 
@@ -263,23 +262,22 @@ class _FastWeights(_WritingFeedForward):
 
     def targets(self, x: torch.Tensor) -> torch.Tensor:
         """Return targets of tokens, the first of a chunk first, (B, T, D)."""
+        shift = lambda o: shift_in_chunks(x, o, chunk=self.chunk)
         if self.kernel is None:
-            return self.target(
-                shift_in_chunks(x, self.offset, chunk=self.chunk)
-            )
+            return self.target(shift(self.offset))
         offsets = range(-self.reach, self.reach + 1)
-        shifted = (shift_in_chunks(x, o, chunk=self.chunk) for o in offsets)
-        return self.target(sum(w * s for w, s in zip(self.kernel, shifted)))
+        mixture = sum(w * shift(o) for w, o in zip(self.kernel, offsets))
+        return self.target(mixture)
 
     def _parts(self, x, z, fast=None):
-        """What slow and fast weights output, what is written, targets."""
-        slow, targets = self.down(z), self.targets(x)
+        """What slow and fast weights output, and what is written."""
         options = dict(chunk=self.chunk, fast=fast)
-        values = chunk_writes(z, targets, **self.writing, **options)
+        values = chunk_writes(z, self.targets(x), **self.writing, **options)
         read = read_chunks(z.to(values.dtype), values, **options)
-        return slow, read, values, targets
+        return self.down(z), read, values
 
 # %% ../nbs/22_test_time.ipynb #7be20b03
+#| code-fold: true
 def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
     """The output for tokens that follow those of a cache, which takes them up."""
     want = "the cache of this layer, from its make_cache"
@@ -292,7 +290,7 @@ def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
         z = torch.cat([held["open_hidden"][:, 0, :past].to(z.dtype), z], 1)
         x = torch.cat([held["open_input"][:, 0, :past].to(x.dtype), x], 1)
         past = 0
-    slow, read, values, _ = layer._parts(x, z, fast)
+    slow, read, values = layer._parts(x, z, fast)
     end = x.shape[1] - x.shape[1] % layer.chunk
     fast = fast + z[:, :end].to(fast.dtype).mT @ values[:, :end].to(fast.dtype)
     cache.replace("fast", fast[:, None])
@@ -419,7 +417,7 @@ class FastWeightFeedForward(_CachedFastWeights):
         require(score_mod is None, "score_mod", "a function", "None: no scores")
         if cache is not None:
             return _decode(self, x, cache)
-        slow, read, _, _ = self._parts(x, self.hidden(x))
+        slow, read, _ = self._parts(x, self.hidden(x))
         return slow + read.to(slow.dtype)
 
     def explain(
@@ -433,7 +431,7 @@ class FastWeightFeedForward(_CachedFastWeights):
         require(cache is None, "cache", "a cache", "None in explain")
         self._check_call(x, causal, mask, padding)
         z = self.hidden(x)
-        slow, read, values, _ = self._parts(x, z)
+        slow, read, values = self._parts(x, z)
         number = torch.arange(x.shape[1], device=x.device) // self.chunk
         weights = (z @ z.mT) * (number[:, None] > number)
         output = slow + read.to(slow.dtype)
