@@ -32,7 +32,7 @@ from gbattn.lab.real_model import load_smollm2
 EXPERIMENT, UPDATES = "real-full", 24
 RATES = (3e-5, 1e-4, 3e-4)
 LAYERS = {"last": range(20, 30), "all": range(30)}
-LAYER, CORRECTION, HEAD = 3_539_520, 563_337, 49_152 * 576  # weights
+LAYER, CORRECTION, HEAD = 2 * 576 * (576 + 192) + 3 * 576 * 1536, 563_337, 49_152 * 576  # weights
 
 
 def equal_updates(updates=UPDATES, layers=10):

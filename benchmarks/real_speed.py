@@ -126,7 +126,7 @@ def compiled(models, ids, settings):
             turns[way].append(turn(*arguments))
         if number == 0:
             settings["seconds_of_compiling"] = round(time.perf_counter() - begin)
-    for (name, mode), (model, _, call, cache) in ways.items():
+    for (name, mode), (model, _, _, cache) in ways.items():
         static = 0 if cache is None else cache_bytes(cache)
         most = weight_bytes(model) + static + peak(lambda way=(name, mode): turn(*ways[way]))
         held = dict(cache_bytes=turns[name, mode][-1][-1], weight_bytes=weight_bytes(model), peak_bytes=most)
