@@ -66,7 +66,7 @@ class Parallel(nn.Module):
 
 def adapted(model, arm, seed, chosen=None, **options):
     """A copy of the model in which only an arm's new weights learn, and these weights; from layer `FIRST` on, unless
-    layers are chosen. Options are those of `boost`."""
+    layers are chosen. Of the arm *full*, all weights of these layers learn. Options are those of `boost`."""
     model = copy.deepcopy(model).requires_grad_(False)
     chosen = [*range(FIRST, len(model.model.layers))] if chosen is None else chosen
     layers = [model.model.layers[number] for number in chosen]
@@ -80,12 +80,16 @@ def adapted(model, arm, seed, chosen=None, **options):
                 for name, linear in [*part.named_children()]:
                     if isinstance(linear, nn.Linear):
                         setattr(part, name, LowRank(linear, RANK))
+    elif arm == "full":  # the model's own weights
+        for layer in layers:
+            layer.requires_grad_(True)
     else:
         for layer in layers:
             layer.mlp = Parallel(layer.mlp, model.config.hidden_size, BOTTLENECK)
     new = [weight for weight in model.parameters() if weight.requires_grad]
-    for linear in frozen:  # in the precision of the products; the new weights stay in float32
-        linear.weight = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
+    for linear in frozen:  # in the precision of the products; weights that learn stay in float32
+        if not linear.weight.requires_grad:
+            linear.weight = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
     return model, new
 
 

@@ -73,7 +73,7 @@ def test_the_arms_start_as_the_model_with_equally_many_weights(llama, monkeypatc
     upper, h = boosting.Upper(model), boosting.lower(model, IDS)
     plain, _ = boosting.adapted(model, "adapter", 0)
     losses = upper.by_document(plain, h, IDS)
-    for arm in boosting.ARMS:
+    for arm in (*boosting.ARMS, "full"):
         arms, new = boosting.adapted(model, arm, 0)
         assert upper.by_document(arms, h, IDS) == losses
         assert all(weight.dtype == torch.float32 for weight in new)
@@ -95,3 +95,21 @@ def test_the_arms_start_as_the_model_with_equally_many_weights(llama, monkeypatc
     sizes["LoRA"] = boosting.RANK * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
     sizes["adapter"] = boosting.BOTTLENECK * 2 * 576
     assert all(abs(size / correction - 1) < 0.01 for size in sizes.values())
+
+
+def test_full_training_reaches_the_weights_of_the_chosen_layers_alone(llama, monkeypatch):
+    boosting, full = (importlib.import_module(name) for name in ("real_boost", "real_full"))
+    model, new = boosting.adapted(llama.float(), "full", 0, chosen=[0, 2])
+    assert {weight for layer in (0, 2) for weight in model.model.layers[layer].parameters()} == {*new}
+    # Without a head and corrections, frozen layers cost two products where full training costs three.
+    for name in ("HEAD", "CORRECTION"):
+        monkeypatch.setattr(full, name, 0)
+    assert full.equal_updates(24) == 16
+
+
+def test_the_peak_of_memory_is_that_of_an_action():
+    speed = importlib.import_module("real_speed")
+    if not Path("/proc/self/clear_refs").is_file():
+        pytest.skip("no peak of memory that can be forgotten: not Linux")
+    large, small = (speed.peak(lambda n=n: torch.ones(n).sum().item()) for n in (30_000_000, 10_000_000))
+    assert 119e6 < large < 140e6 and 39e6 < small < 60e6
