@@ -545,7 +545,7 @@ VERDICTS = {
     "open": "Open: planned, but the interval includes zero.",
     "*open*": "Open, and not planned: the interval includes zero.",
     "open after Holm": "Open: planned, and {better} looks better, but not after Holm's correction.",
-    "rate at edge": "No verdict: the best learning rate of one of the two was not found.",
+    "rate not found": "No verdict: the best learning rate of one of the two was not found.",
     "run diverged": "No verdict: a run diverged.",
 }
 

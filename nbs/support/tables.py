@@ -90,17 +90,15 @@ def sweep_table(report: Report, name: str) -> object:
     return markdown_table([title, *(f"{rate:g}" for rate in rates)], rows)
 
 
-def cell(
-    report: Report, of: tuple[str, ...], adjusted: dict, note: str = ""
-) -> str:
+def cell(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return a comparison as a cell of a table, a line each: percent of perplexity and
-    pairs, the interval, the `verdict` and a note."""
+    pairs, the interval, and the `verdict`."""
     row, lines = report.draw(*of), []
     if row and has_interval(row):
         lines = [f"{signed(row.difference)}, n = {row.pairs}"]
         lines.append(f"{signed(row.low)} to {signed(row.high)}")
-    lines += [verdict(report, of, adjusted), note]
-    return "<br>".join(filter(None, lines)).replace(" ", "\N{NO-BREAK SPACE}")
+    lines.append(verdict(report, of, adjusted))
+    return "<br>".join(lines).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 # The two tables of chapter 18, without the shift and with it: a row for each question,
@@ -109,7 +107,7 @@ LONG = "length"
 SHORT_TABLES: dict[str, dict[str, tuple]] = {
     "no shift": {
         "standard": ((BOOSTED, "standard", WARM, "mini-warm+shift-plain"), None),
-        "twicing": ((BOOSTED, "twicing", "mini"), None),
+        "twicing": (None, None),
         "stack": (
             (BOOSTED, "stack", "mini-warm", "shift-stack"),
             (BOOSTED, "stack", LONG),
@@ -147,8 +145,7 @@ QUESTIONS = {
     "parameters": "*Wider*, equal para\N{SOFT HYPHEN}meters: is it worth its weights?",
     "flops": "*Wider*, equal FLOPs: is it worth its arith\N{SOFT HYPHEN}metic?",
 }
-NOTES = {"mini": "(short<br>warm-up)"}
-# In other settings: a comparison that was planned, and one at equal FLOPs.
+# In four other settings: a comparison that was planned, and one at equal FLOPs.
 ELSEWHERE = {
     "*stack*, width 96": (BOOSTED, "stack", "form"),
     "*wider*, equal FLOPs, width 96": (BOOSTED, "wider_flops", "form"),
@@ -175,6 +172,25 @@ ELSEWHERE = {
         "shift-rotary",
     ),
 }
+# After a short warm-up, and on text that is read once, at width 96.
+SHORT_WARM_UP = {"*twicing*, short warm-up": (BOOSTED, "twicing", "mini")}
+READ_ONCE = {
+    "*standard*, read once": (BOOSTED, "standard", "one-pass"),
+    "*twicing*, read once": (BOOSTED, "twicing", "one-pass"),
+    "*wider*, equal parameters, read once": (BOOSTED, "wider", "one-pass"),
+    "*wider*, equal FLOPs, read once": (BOOSTED, "wider_flops", "one-pass"),
+    "*standard*, read once, long warm-up": (BOOSTED, "standard", "shift-one-pass"),
+    "*wider*, equal parameters, read once, long warm-up": (
+        BOOSTED,
+        "wider",
+        "shift-one-pass",
+    ),
+    "*wider*, equal FLOPs, read once, long warm-up, shift in both": (
+        "boosted_shift",
+        "wider_flops_shift",
+        "shift-one-pass",
+    ),
+}
 
 
 def short_tables(report: Report) -> object:
@@ -186,8 +202,7 @@ def short_tables(report: Report) -> object:
         for baseline, cells in of_baseline.items():
             row = [QUESTIONS[baseline]]
             for of in cells:
-                note = of and NOTES.get(of[2], "")
-                row.append(cell(report, of, adjusted, note) if of else "not run")
+                row.append(cell(report, of, adjusted) if of else "not run")
             rows.append(row)
         head = "boosted minus", setting, f"{setting}, long run"
         found.append(markdown_table(head, rows).data)
@@ -197,11 +212,13 @@ def short_tables(report: Report) -> object:
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
     adjusted, rows = planned_p(report), []
-    for against, of in ELSEWHERE.items():
-        words = verdict(report, of, adjusted).replace(" ", "\N{NO-BREAK SPACE}")
-        # <wbr> sets the verdict apart: the status page counts it.
-        rows.append([against, f"{in_short(report.draw(*of))}, <wbr>{words}"])
-    return markdown_table(["boosted minus", "change of perplexity"], rows)
+    for against, of in (ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
+        row = report.draw(*of)
+        ends = f"{signed(row.low)} to {signed(row.high)}"
+        text = f"{signed(row.difference)} ({ends}), n = {row.pairs}"
+        text += f"<br>{verdict(report, of, adjusted)}"
+        rows.append([against, text.replace(" ", "\N{NO-BREAK SPACE}")])
+    return markdown_table(["boosted minus", "change, %"], rows)
 
 
 def in_plain_words(of: tuple[str, ...]) -> str:

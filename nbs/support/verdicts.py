@@ -290,16 +290,25 @@ def compare_gaps(report: Report, claim: str, smaller: str, larger: str) -> None:
     )
 
 
+# An arm whose sweep missed its best rate, in an experiment: another experiment, in which
+# a rate that was not its own is better for it in every pair.
+BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
+
+
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return the verdict on a claim that the first of two arms is ahead, in the words
     of the book: planned, ``held`` or ``did not hold`` (the other is ahead) after Holm's
-    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``."""
+    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``.
+    None where the best learning rate of one of them was not found: it lies at the edge
+    of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
         return f"{len(found)} of {planned}"
     if report.doubt(row, *of):
-        return "run diverged" if diverged(row) else "rate at edge"
+        return "run diverged" if diverged(row) else "rate not found"
+    if any((name, arm) in BETTER_RATE for arm in of[:2] for name in of[2:]):
+        return "rate not found"
     word = ordering(row)
     if of not in adjusted:
         return "*open*" if word == "open" else "*seen*"

@@ -41,7 +41,9 @@ from support.reports import (
 )
 from support.tables import (
     ELSEWHERE,
+    READ_ONCE,
     SHORT_TABLES,
+    SHORT_WARM_UP,
     answer_table,
     arms_table,
     elsewhere_table,
@@ -172,7 +174,7 @@ def test_a_rate_at_the_edge_leaves_an_ordering_open(tmp_path):
     assert report.doubt(report.difference(*OF), *OF) == why
     assert report.doubt(report.difference("wider", "boosted_residual", "toy"), "wider", "x", "toy") is None
     assert report.p("standard", "wider", "toy") == 1, "what a doubt hangs on is not tested"
-    assert verdict(report, OF, {}) == "rate at edge"
+    assert verdict(report, OF, {}) == "rate not found"
     table = sweep_table(report, "sweep").data.splitlines()
     assert table[0] == "| `sweep` | 0.001 | 0.002 | 0.004 |" and table[2] == "| standard | **0.000** | 0.001 | 0.003 |"
 
@@ -764,7 +766,7 @@ def short_cells():
 
 
 def test_the_short_tables_ask_what_the_book_can_answer():
-    for better, worse, *names in (*short_cells(), *ELSEWHERE.values()):
+    for better, worse, *names in (*short_cells(), *ELSEWHERE.values(), *SHORT_WARM_UP.values(), *READ_ONCE.values()):
         known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
         assert {better, worse} <= known and better.startswith("boosted")
     report = Report()
@@ -779,13 +781,23 @@ def test_the_short_tables_ask_what_the_book_can_answer():
 
 
 def test_the_table_of_other_settings():
+    report, rows = Report(), ELSEWHERE | SHORT_WARM_UP | READ_ONCE
+    lines = elsewhere_table(report).data.replace("\xa0", " ").splitlines()[2:]
+    assert lines[0].startswith("| *stack*, width 96 | ") and "**held**" in lines[0]
+    for line, of in zip(lines, rows.values(), strict=True):
+        row, ends = report.difference(*of), [report.difference(*of).low, report.difference(*of).high]
+        low, high = map(reports.signed, ends)
+        assert f" | {reports.signed(row.difference)} ({low} to {high}), n = {row.pairs}<br>" in line
+    assert [line.endswith("<br>rate not found |") for line in lines[-7:]] == [True] * 4 + [False] * 3
+    assert len(set(rows.values())) == len(lines) and not set(rows.values()) & set(short_cells())
+
+
+def test_a_rate_that_a_sweep_missed_is_worse_in_every_pair():
     report = Report()
-    lines = elsewhere_table(report).data.splitlines()[2:]
-    assert len(lines) == len(ELSEWHERE) and lines[0].startswith("| *stack*, width 96 | ") and "**held**" in lines[0]
-    for line, of in zip(lines, ELSEWHERE.values(), strict=True):
-        row = report.difference(*of)
-        assert f" | {in_short(row)}, " in line
-    assert len(set(ELSEWHERE.values())) == len(lines) and not set(ELSEWHERE.values()) & set(short_cells())
+    for (name, arm), other in verdicts.BETTER_RATE.items():
+        ran, better = report.of_arm(arm, name), report.of_arm(arm, other)
+        assert len(ran) == len(better) >= 3 and max(np.subtract(better, ran)) < 0
+        assert verdict(report, (arm, "standard", name), {}) == "rate not found"
 
 
 def test_claims_in_plain_words():

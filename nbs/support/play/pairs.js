@@ -1,6 +1,7 @@
 // Chapter 18: choose a setting and a baseline, and see each pair of runs.
 (given => {
   const {settings, baselines, names, quantiles, verdicts} = given.data, percent = x => 100 * (Math.exp(x) - 1);
+  const signed = x => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(1);
   const across = p => 300 + 13 * Math.max(-22, Math.min(22, p));
   return {
     // what has run: settings with a baseline, and the baselines of the one that is chosen
@@ -20,8 +21,8 @@
       + pairs.map(x => circle(across(percent(x)), 48, 5, given.first, 'opacity=".6"')).join(""),
     tell: ({n, mean, low, high}, v) => {
       const verdict = verdicts[settings[v.setting].verdicts[baselines[v.baseline]]];
-      return `Boosted attention minus ${names[v.baseline]}, ${settings[v.setting].label}: ${round(mean, 1)} % `
-        + `(95 % interval ${round(low, 1)} to ${round(high, 1)} %; ${n} pairs). `
+      return `Boosted attention minus ${names[v.baseline]}, ${settings[v.setting].label}: ${signed(mean)} % `
+        + `(95 % interval ${signed(low)} to ${signed(high)} %; ${n} pairs). `
         + verdict.replace("{better}", mean < 0 ? "boosted attention" : "the baseline");
     },
   };
