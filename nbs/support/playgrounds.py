@@ -118,7 +118,7 @@ FIGURES = {
         ],
     ),
     "smooth": (
-        "Noisy points around a wave, the wave, and its estimate by averages or local lines.",
+        "On the left noisy points around a wave with the estimate; on the right the risk against the bandwidth.",
         250,
         [
             ("bandwidth", "bandwidth", 0.02, 0.4, 0.005, 0.06),
@@ -248,7 +248,9 @@ KEYS = {
     "smooth": [
         ("●", "data", "noisy values"),
         ("┅", "data", "truth"),
-        ("━", "second", "estimate"),
+        ("━", "second", "estimate, and risk of its rounds"),
+        ("━", "first", "risk of one round"),
+        ("●", "second", "risk now"),
     ],
     "boost": [
         ("●", "data", "noisy values"),
@@ -325,6 +327,11 @@ STEPS = {
             "and a second round",
             {"bandwidth": 0.15, "rounds": 2},
             "The second round removes more than half of the squared bias and pays with a little variance.",
+        ),
+        (
+            "two rounds, their best",
+            {"bandwidth": 0.095, "rounds": 2},
+            "At this wider bandwidth two rounds have less risk than one round has at any.",
         ),
         (
             "too narrow",

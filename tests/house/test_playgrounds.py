@@ -97,6 +97,10 @@ def test_the_smooth_of_a_wave_is_the_librarys(compute, rounds, lines):
     wanted = bias_variance(boosted_smoother(S, rounds), truth, 0.3)
     assert (found["F"] - l2_boost(S, y, rounds)[:, 0]).abs().max() < EXACT
     assert abs(found["bias"] - wanted.squared_bias) < EXACT and abs(found["risk"] - wanted.risk) < EXACT
+    S = torch.stack([kernel_smoother(x, h, degree=int(lines)) for h in found["grid"].tolist()])
+    for m, risks, (h, least) in zip((1, rounds), (found["one"], found["all"]), found["best"], strict=True):
+        assert (risks - bias_variance(boosted_smoother(S, m), truth, 0.3).risk).abs().max() < EXACT
+        assert least == risks.min() and h == found["grid"][risks.argmin()]
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.2, 20.0])
@@ -373,6 +377,7 @@ LESSONS = {
     "averages": lambda now, start: now["second"].abs().max() > 0.05,
     "too wide": lambda now, start: now["bias"] > 5 * now["noise"],
     "and a second round": lambda now, start: now["bias"] < 0.0569 / 2 and now["noise"] < 0.0086 + 0.0569 / 2,
+    "two rounds, their best": lambda now, start: now["risk"] == now["best"][1, 1] < start["best"][0, 1],
     "too narrow": lambda now, start: small(now["bias"]) and now["noise"] > start["noise"],
     "local lines": lambda now, start: now["bias"] < 0.0569,
     "small β": lambda now, start: small(now["states"][-1]),
