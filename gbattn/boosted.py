@@ -277,7 +277,6 @@ class Correction(CorrectionWeights):
         return self.gate(torch.cat([F, c], dim=-1)).sigmoid()
 
 # %% ../nbs/08_boosted.ipynb #527e6ecb
-#| code-fold: true
 # What keys, and values, of a correction are computed from; None for those of round 0
 _READS = {
     "residual": ("residual", "residual"),

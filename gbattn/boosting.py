@@ -291,7 +291,6 @@ def _check_search(loss, y, F, h, weights):
         require(fits, "weights", "other entries", "finite entries, 0 or more")
 
 # %% ../nbs/05_boosting.ipynb #85024c80
-#| code-fold: true
 # A smoother as a base learner
 class _Smoothing:
     """A recipe X → S as a regressor."""

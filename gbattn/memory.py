@@ -173,7 +173,6 @@ def _write_chunk(state, q, k, v, before, rule, rate, ridge, forgetting):
     return state, outputs
 
 # %% ../nbs/02_memory.ipynb #b9cff026
-#| code-fold: true
 # Any number of tokens, in chunks of up to 64
 def _write_tokens(state, q, k, v, before, rule, rate, ridge, forgetting):
     """The same for any number of tokens, in chunks of up to 64."""
