@@ -324,7 +324,16 @@ def test_the_first_cell_fetches_the_book_once_on_colab_with_what_its_pages_use(f
 
 def test_the_first_cell_asks_for_every_package_that_a_page_imports():
     asked = {*re.search(r'packages = "(.*)"', FIRST_CELL)[1].split(), *sys.stdlib_module_names}
-    asked |= {"torch", "numpy", "IPython", "filelock", "tqdm", "docstring_parser", "matplotlib_inline"}  # come along
+    asked |= {
+        "torch",
+        "numpy",
+        "IPython",
+        "filelock",
+        "tqdm",
+        "docstring_parser",
+        "huggingface_hub",
+        "matplotlib_inline",
+    }  # come along
     asked |= {"babel", "myst_nb", "submitit", "timm", "torchvision"}  # a page does without
     asked |= {"support"}  # beside the notebooks
     imported = set()
