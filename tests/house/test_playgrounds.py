@@ -422,7 +422,7 @@ LESSONS = {
 
 
 @pytest.mark.parametrize(("name", "step"), [(name, step) for name, steps in STEPS.items() for step in steps])
-def test_a_button_says_what_is_there(page, compute, name, step):
+def test_the_lesson_of_a_button_holds(page, compute, name, step):
     words, _, lesson = step
     root = page.locator(f"#play-{name}")
     inputs = "e => [e.name, e.type === 'checkbox' ? e.checked : +e.value]"

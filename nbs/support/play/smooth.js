@@ -29,8 +29,8 @@
     },
     draw: ({F, y, risk, one, all, best}, v) => {
       const top = Math.max(4 * best[0][1], 0.01), height = r => 215 - 185 * r / top;
-      const step = [1, 2, 4, 10, 20, 40, 100].map(s => s / 200).find(s => top <= 4 * s);
-      const ticks = Array.from({length: 5}, (_, k) => Number((k * step).toFixed(3))).filter(r => r <= top);
+      const step = [1, 2, 4, 10, 20, 40, 100].map(s => s / 200).find(s => top <= 5 * s);
+      const ticks = Array.from({length: 6}, (_, k) => Number((k * step).toFixed(3))).filter(r => r <= top);
       const curve = (risks, colour) => path(grid.map((h, k) => [right(h), height(risks[k])]), colour);
       const mark = ([h, r], colour) => line(right(h), height(r), right(h), 215, colour, 1.5, 'stroke-dasharray="2 3"');
       return line(40, 215, 275, 215, "currentColor", 1) + line(40, 30, 40, 215, "currentColor", 1)
