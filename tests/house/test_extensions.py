@@ -11,13 +11,16 @@ from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pytest
+from docutils import nodes
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pybtex.database import parse_file, parse_string
 
 import pages
+from gbattn.conventions import put_to_test
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 import author_years
+import claim_boxes
 import code_folds
 import math_lines
 import nbdev_pages
@@ -30,6 +33,27 @@ def shown(source, **metadata):
     """What becomes of a code cell: its source, its metadata, and the complaints about it."""
     cell, trouble = nbdev_pages.page_cell(new_code_cell(source, metadata=metadata), flags=["slow", "gpu"])
     return (cell["source"], cell["metadata"], trouble) if cell else (None, {}, trouble)
+
+
+def test_what_a_claim_prints_becomes_a_box_between_what_is_printed_beside_it(capsys):
+    decided = dict(statistic="the <least> difference", threshold="below -1", observed="-2 (-3e-2 to -1)\n\nn = 7")
+    print("before")
+    put_to_test(prediction="two rounds " + "win and " * 12 + "win", **decided, holds=False)
+    print("between")
+    put_to_test(prediction="open", **decided, holds=None)
+    printed = capsys.readouterr().out
+    parts = claim_boxes.parts_of(nodes.literal_block(printed, printed, classes=["output", "stream"]))
+    assert [part.astext() for part in parts[::2]] == ["before", "between"]
+    assert [part["classes"] for part in parts[::2]] == [["output", "stream"]] * 2
+    first, second = (part.astext() for part in parts[1::2])
+    assert "did not hold</span> Two rounds " + "win and " * 12 + "win</p>" in first
+    assert "<dd>the &lt;least&gt; difference</dd>" in first and "<dd>below −1</dd>" in first
+    assert "<dd>−2 (−3e-2 to −1) n = 7</dd>" in first and "open</span> Open</p>" in second
+
+
+def test_what_is_no_whole_claim_stays_as_it_is_printed():
+    text = "prediction  it holds\nverdict     held\n"
+    assert [part.astext() for part in claim_boxes.parts_of(nodes.literal_block(text, text))] == [text.strip()]
 
 
 @pytest.mark.parametrize(
