@@ -1,6 +1,8 @@
 """What is measured on SmolLM2, tried on a small Llama with random weights."""
 
 import importlib
+import random
+import string
 import sys
 from pathlib import Path
 
@@ -113,3 +115,16 @@ def test_the_peak_of_memory_is_that_of_an_action():
         pytest.skip("no peak of memory that can be forgotten: not Linux")
     large, small = (speed.peak(lambda n=n: torch.ones(n).sum().item()) for n in (30_000_000, 10_000_000))
     assert 119e6 < large < 140e6 and 39e6 < small < 60e6
+
+
+def test_a_question_has_the_text_that_follows_and_three_from_elsewhere():
+    asking = importlib.import_module("real_questions")
+    documents = ["".join(random.Random(0).choices(string.ascii_lowercase, k=2000)), "too short"]
+    asked = asking.questions(documents, 50)
+    for one in asked:
+        start = documents[0].index(one["before"])
+        assert documents[0][start:].startswith(one["before"] + one["choices"][one["own"]])
+        others = [text for i, text in enumerate(one["choices"]) if i != one["own"]]
+        assert len({*one["choices"]}) == 4 and all(len(text) == asking.AFTER for text in one["choices"])
+        assert all(text in documents[0] and text not in one["before"] for text in others)
+    assert len({one["own"] for one in asked}) == 4 and asking.questions(documents, 50) == asked
