@@ -446,6 +446,7 @@ def quote(record: Record, field: str, format: str = "") -> str:
     known = "one of " + ", ".join(record.quotable)
     require(field in record.quotable, "field", repr(field), known)
     text = f"{record.quotable[field]:{format}}"
+    text = "−" + text[1:] if text.startswith("-") else text  # a minus sign
     try:
         from myst_nb import glue
     except ImportError:

@@ -159,6 +159,7 @@ def test_quote_formats_and_names_what_is_not_there():
     record = Record("trial", {"rows": 1200}, {"error": 0.12345})
     assert quote(record, "error", ".2f") == "0.12"
     assert quote(record, "rows", ",d") == "1,200"
+    assert quote(Record("trial", {}, {"gain": -0.5}), "gain", ".1f") == "−0.5"
     assert "torch" in quote(record, "provenance")
     with refused("record"):
         quote("trial", "error")
