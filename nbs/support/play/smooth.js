@@ -41,7 +41,7 @@
         + path(x.map((t, i) => [across(t), down(F[i])]), given.second, 3)
         + line(345, 215, 585, 215, "currentColor", 1) + line(345, 30, 345, 215, "currentColor", 1)
         + [0.02, 0.05, 0.1, 0.2, 0.4].map(h => text(right(h), 232, h, "middle")).join("")
-        + ticks.map(r => text(340, height(r) + 5, r, "end")).join("")
+        + ticks.map(r => text(340, height(r) + (r ? 5 : 0), r, "end")).join("")
         + text(345, 20, "risk against bandwidth")
         + '<clipPath id="smooth-risks"><rect x="345" y="28" width="248" height="190"/></clipPath>'
         + '<g clip-path="url(#smooth-risks)">'
