@@ -30,7 +30,7 @@ from sphinx.util.docutils import SphinxDirective
 VERDICTS = ("held", "did not hold", "open", "seen", "not known yet")
 PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(held|did not hold|open)$", re.M | re.S)
 WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
-WORD = re.compile(r"(held|did not hold|open|seen)( after Holm)?")
+WORD = re.compile(r"(held|did not hold|open|seen)( after Holm|, not planned)?")
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "transformers")
 
 

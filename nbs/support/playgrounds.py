@@ -550,7 +550,7 @@ VERDICTS = {
     "**did not hold**": "Did not hold: planned, and decided after Holm's correction; the baseline is better.",
     "*seen*": "Seen, not planned: {better} is better.",
     "open": "Open: planned, but the interval includes zero.",
-    "*open*": "Open, and not planned: the interval includes zero.",
+    "open, not planned": "Open, and not planned: the interval includes zero.",
     "open after Holm": "Open: planned, and {better} looks better, but not after Holm's correction.",
     "rate not found": "No verdict: the best learning rate of one of the two was not found.",
     "run diverged": "No verdict: a run diverged.",

@@ -213,11 +213,7 @@ def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
     adjusted, rows = planned_p(report), []
     for against, of in (ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
-        row = report.draw(*of)
-        ends = f"{signed(row.low)} to {signed(row.high)}"
-        text = f"{signed(row.difference)} ({ends}), n = {row.pairs}"
-        text += f"<br>{verdict(report, of, adjusted)}"
-        rows.append([against, text.replace(" ", "\N{NO-BREAK SPACE}")])
+        rows.append([against, cell(report, of, adjusted)])
     return markdown_table(["boosted minus", "change, %"], rows)
 
 

@@ -298,9 +298,9 @@ BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return the verdict on a claim that the first of two arms is ahead, in the words
     of the book: planned, ``held`` or ``did not hold`` (the other is ahead) after Holm's
-    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``.
-    None where the best learning rate of one of them was not found: it lies at the edge
-    of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
+    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``. No
+    verdict where the best learning rate of one of them was not found: it lies at the
+    edge of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
@@ -311,7 +311,7 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
         return "rate not found"
     word = ordering(row)
     if of not in adjusted:
-        return "*open*" if word == "open" else "*seen*"
+        return "open, not planned" if word == "open" else "*seen*"
     if word == "open":
         return word
     return f"**{word}**" if adjusted[of] < 0.05 else "open after Holm"

@@ -609,7 +609,7 @@ TABLE_OUTCOMES = {
     "not after Holm": ((4.98, 5.06, 5.17), ("standard", "parameters"), "open after Holm"),
     "not planned: ahead": ((4.8, 4.91, 5.0), (), "*seen*"),
     "not planned: behind": ((5.2, 5.31, 5.4), (), "*seen*"),
-    "not planned: open": ((4.8, 5.2, 5.1), (), "*open*"),
+    "not planned: open": ((4.8, 5.2, 5.1), (), "open, not planned"),
     "diverged": ((4.8, None, 5.0), ("standard",), "run diverged"),
 }
 
@@ -650,8 +650,8 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     [
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
         ('return f"**{word}**"', 'return "**held**"'),
-        ('"*open*" if word == "open" else "*seen*"', "word"),
-        ('"*open*" if word == "open" else "*seen*"', '"*seen*"'),
+        ('"open, not planned" if word == "open" else "*seen*"', "word"),
+        ('"open, not planned" if word == "open" else "*seen*"', '"*seen*"'),
         ("if report.doubt(row, *of):", "if False:"),
         ('return f"{len(found)} of {planned}"', 'return "open"'),
     ],
@@ -787,7 +787,7 @@ def test_the_table_of_other_settings():
     for line, of in zip(lines, rows.values(), strict=True):
         row, ends = report.difference(*of), [report.difference(*of).low, report.difference(*of).high]
         low, high = map(reports.signed, ends)
-        assert f" | {reports.signed(row.difference)} ({low} to {high}), n = {row.pairs}<br>" in line
+        assert f" | {reports.signed(row.difference)}, n = {row.pairs}<br>{low} to {high}<br>" in line
     assert [line.endswith("<br>rate not found |") for line in lines[-7:]] == [True] * 4 + [False] * 3
     assert len(set(rows.values())) == len(lines) and not set(rows.values()) & set(short_cells())
 
