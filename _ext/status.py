@@ -28,6 +28,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
 VERDICTS = ("held", "did not hold", "open", "seen", "not known yet")
+HEADS = ("held", "did not hold (in a box)", "open (in a box)", "seen", "not known yet")
 PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(held|did not hold|open)$", re.M | re.S)
 WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
 WORD = re.compile(r"(held|did not hold|open|seen)( after Holm|, not planned)?")
@@ -79,6 +80,13 @@ def verdicts_in(document):
     return Counter([verdict for _, verdict, _ in claims_in(document)] + [found[1] for found in shown if found])
 
 
+def counted(verdict, all_of_it, in_a_box):
+    """How often a page gives a verdict, and for those of the second table how often in a box."""
+    if not all_of_it or verdict not in ("did not hold", "open"):
+        return str(all_of_it or "")
+    return f"{all_of_it} ({in_a_box})"
+
+
 def missing_runs(report):
     """The experiments whose runs are not all in: name, question, runs that are in and that are planned."""
     counted = [(name, one.question, len(report.records(name)), one.planned) for name, one in report.experiments.items()]
@@ -118,7 +126,8 @@ class WriteStatus(SphinxPostTransform):
         pages, claims, words = [], [], sentences()
         for there in env.collect_relations():
             document, ran = env.get_doctree(there), NbMetadataCollector.get_exec_data(env, there)
-            found = verdicts_in(document)
+            found, tested = verdicts_in(document), claims_in(document)
+            boxes = Counter(verdict for _, verdict, _ in tested)
             if there == here or not (ran or found.total()):
                 continue
             number = ".".join(map(str, env.toc_secnumbers.get(there, {}).get("", ())[:1]))
@@ -126,8 +135,8 @@ class WriteStatus(SphinxPostTransform):
             address = self.app.builder.get_relative_uri(here, there)
             link = f'<a href="{address}">{escape(title)}</a>'
             seconds = f"{ran['runtime']:.0f}" if ran and ran["runtime"] else ""
-            pages.append([link, seconds, *(found[verdict] or "" for verdict in VERDICTS)])
-            for claim, verdict, place in claims_in(document):
+            pages.append([link, seconds, *(counted(v, found[v], boxes[v]) for v in VERDICTS)])
+            for claim, verdict, place in tested:
                 if verdict != "held":
                     anchor = f"#{place['ids'][0]}" if place else ""
                     inside = f'<a href="{address}{anchor}">{escape(words.get(claim, capital(claim)))}</a>'
@@ -136,7 +145,7 @@ class WriteStatus(SphinxPostTransform):
         from support.reports import Report
 
         runs = [[f"<code>{name}</code>", escape(why), *numbers] for name, why, *numbers in missing_runs(Report())]
-        yield from self.titled("Pages", table(["page", "seconds to run", *VERDICTS], pages))
+        yield from self.titled("Pages", table(["page", "seconds to run", *HEADS], pages))
         yield from self.titled(
             "Claims that did not hold or are open, where a page puts them to the test",
             table(["claim", "verdict", "chapter"], claims),

@@ -66,6 +66,11 @@ def test_a_verdict_in_a_table_or_on_a_badge_counts_and_one_in_a_sentence_does_no
     assert found == {"held": 2, "open": 1, "seen": 1, "did not hold": 2}
 
 
+def test_a_count_says_how_many_of_its_claims_the_second_table_has():
+    shown = [status.counted(*one) for one in (("did not hold", 10, 1), ("open", 1, 0), ("held", 7, 2), ("open", 0, 0))]
+    assert shown == ["10 (1)", "1 (0)", "7", ""]
+
+
 def test_an_experiment_is_missing_until_its_last_record_is_in():
     experiments = {name: SimpleNamespace(question=f"{name}?", planned=n) for name, n in (("a", 2), ("b", 2), ("c", 0))}
     report = SimpleNamespace(experiments=experiments, records=lambda name: ["one", "two"][: 2 if name == "a" else 1])
@@ -90,7 +95,8 @@ def test_the_built_page_has_each_notebook_and_each_verdict_that_it_prints(built)
     for link, row in zip(links, rows(found)):
         text = pages.soup(site / "nbs" / link).find("article").get_text()
         for verdict, shown in zip(status.VERDICTS, row[2:]):
-            assert int(shown or 0) >= text.count(f"\nverdict     {verdict}\n"), f"{link}: {verdict}"
+            count = int(shown.split()[0]) if shown else 0
+            assert count >= text.count(f"\nverdict     {verdict}\n"), f"{link}: {verdict}"
 
 
 def test_the_built_page_names_the_claims_that_did_not_hold_and_the_runs_that_are_missing(built):
