@@ -121,7 +121,7 @@ def test_a_question_before_a_central_run_opens_its_answer():
 
 
 def test_every_question_before_a_run_has_the_same_title():
-    """A reader knows the box again. Two are no such question: a figure that is dragged, and what chapter 19 predicts."""
+    """Two boxes are no such question: a figure that is dragged, and what chapter 19 predicts."""
     texts = [(path.name, path.read_text()) for path in sorted((ROOT / "nbs").glob("*.ipynb"))]
     boxes = re.compile(r'admonition\} ([^"\\]*)\\n",\s*":class: prediction')
     titles = {(name, title) for name, text in texts for title in boxes.findall(text)}
