@@ -142,6 +142,17 @@ def _places(rows: list[list], lines: list[tuple]) -> dict:
     return x
 
 
+def _circle(number: str, chapter: Chapter, x: int, y: int, on_route) -> str:
+    """A chapter of the map: its number in a circle that is a link, and below it, where there is room, its subject."""
+    title = escape(f"{number} {chapter.title}", quote=True)
+    subject = chapter.page.split("_", 1)[1].replace("_", " ").capitalize()
+    return (
+        f"<a href='{chapter.page}.html' class='{'on-route' if on_route else 'beside'}' aria-label='{title}'>"
+        f"<title>{title}</title><circle cx='{x}' cy='{y}' r='19'/><text x='{x}' y='{y + 6}'>{number}</text>"
+        f"<text class='subject' x='{x}' y='{y + 31}'>{subject}</text></a>"
+    )
+
+
 def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8")) -> HTML:
     """Return the chapters, each below those that its box names as needed, as a drawing whose circles are links."""
     found = chapters()
@@ -161,14 +172,11 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8")) -> HTML:
         for a, b in lines
     )
     circles = "".join(
-        f"<a href='{chapter.page}.html' class='{'on-route' if one in route else 'beside'}'>"
-        f"<title>{one} {escape(chapter.title)}</title>"
-        f"<circle cx='{place[one][0]}' cy='{place[one][1]}' r='19'/>"
-        f"<text x='{place[one][0]}' y='{place[one][1] + 6}'>{one}</text></a>"
+        _circle(one, chapter, *place[one], one in route)
         for one, chapter in found.items()
     )
     return HTML(
-        f"<svg class='needs-map' viewBox='0 0 560 {56 + 58 * (len(rows) - 1)}' role='group' "
+        f"<svg class='needs-map' viewBox='0 0 560 {64 + 58 * (len(rows) - 1)}' role='group' "
         "aria-label='Map of prerequisites, from top to bottom: a line leads to each chapter from those that its own "
         "box names under You need.'>"
         "<style>.needs-map {width: 100%; max-width: 35rem; height: auto} "
@@ -176,6 +184,10 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8")) -> HTML:
         ".needs-map path {fill: none; stroke: #8a8f98; stroke-width: 1.5} "
         ".needs-map circle {fill: var(--pst-color-background, #fff); stroke: #0072b2; stroke-width: 1.6} "
         ".needs-map text {font: 15px sans-serif; text-anchor: middle; fill: var(--pst-color-text-base, #222)} "
-        ".needs-map .on-route circle {fill: #0072b2} .needs-map .on-route text {fill: #fff; font-weight: 600}"
+        ".needs-map .subject {font-size: 11px; paint-order: stroke; stroke-width: 4px; stroke-linejoin: round; "
+        "stroke: var(--pst-color-background, #fff)} "
+        "@media (max-width: 576px) {.needs-map .subject {display: none}} "
+        ".needs-map .on-route circle {fill: #0072b2} "
+        ".needs-map .on-route text:not(.subject) {fill: #fff; font-weight: 600}"
         f"</style>{paths}{circles}</svg>"
     )

@@ -28,6 +28,18 @@ STYLE = """
 .play button {padding: .2rem .7rem; border: 1px solid var(--pst-color-border, #999); border-radius: .4rem;
   background: var(--pst-color-surface, #eee); color: inherit; font-size: .9em}
 .play button:hover {border-color: var(--pst-color-link, #06c)}
+.play [data-drag] {stroke: transparent; stroke-width: 26px}
+@media (pointer: coarse), (max-width: 576px) {
+  .play :is(button, select, input[type=range]), .play label:has([type=checkbox]) {min-height: 44px}
+  .play [type=checkbox] {width: 24px; height: 24px}
+}
+@media (max-width: 576px) {
+  .play svg {overflow: visible}
+  .play text {font-size: 20px}
+  .play [data-drag] {r: 20.5px; stroke-width: 34px}
+  .play label {grid-template-columns: 7.5rem 1fr 3.2rem}
+  .play label:has(select) {grid-template-columns: 5rem 1fr}
+}
 """
 
 

@@ -3,7 +3,9 @@
 import io
 import re
 import shutil
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +13,9 @@ from PIL import Image
 
 import pages
 from gbattn.conventions import colour_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
+import provenance
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
@@ -240,6 +245,61 @@ def test_letters_on_a_shaded_cell_are_legible(browser, view):
         letters = page.evaluate("getComputedStyle(document.getElementById('shaded')).color.match(/\\d+/g).map(Number)")
     dark, light = sorted([luminance(letters), luminance(max(seen.getcolors(2**24))[1])])
     assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+# ---- What the book's style does, on small pages ----
+
+STYLE = (Path(__file__).parents[2] / "_static" / "book.css").read_text()
+
+
+@contextmanager
+def styled(browser, tmp_path, body, **view):
+    """A page that has the book's style alone."""
+    path = tmp_path / "styled.html"
+    colours = ":root {--pst-color-background: #fff; --pst-color-text-base: #222; --pst-color-surface: #eee}"
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><style>{colours}{STYLE}</style>"
+    path.write_text(f"<!doctype html><html data-theme=light>{head}<article class=bd-article>{body}</article>")
+    with tab(browser, viewport=PHONE, **view) as (page, _, errors):
+        page.goto(path.as_uri())
+        yield page
+        assert not errors
+
+
+def darkest(locator, left, right):
+    """The darkest shade in a part of a box, from 0 to 255."""
+    seen = Image.open(io.BytesIO(locator.screenshot())).convert("L")
+    return seen.crop((int(left * seen.width), 2, int(right * seen.width), seen.height - 2)).getextrema()[0]
+
+
+def test_a_box_has_a_shadow_where_it_is_cut_and_none_where_it_ends(browser, tmp_path):
+    box = "<div class=pst-scrollable-table-container><div style='width:{}px;height:9rem'></div></div>"
+    with styled(browser, tmp_path, box.format(800) + box.format(100)) as page:
+        cut, whole = page.locator(".pst-scrollable-table-container").all()
+        assert darkest(cut, 0.97, 1) < 220 and darkest(cut, 0, 0.03) > 240
+        assert darkest(whole, 0, 1) > 240
+        cut.evaluate("box => { box.scrollLeft = 200 }")
+        assert darkest(cut, 0.97, 1) < 220 and darkest(cut, 0, 0.03) < 220
+        cut.evaluate("box => { box.scrollLeft = 800 }")
+        assert darkest(cut, 0.97, 1) > 240 and darkest(cut, 0, 0.03) < 220
+
+
+def test_where_a_number_was_measured_is_told_to_the_keyboard_and_to_a_finger(browser, tmp_path):
+    words = "2026-11-21, x86_64 CPU, 2 threads, torch 2.13.0+cpu"
+    body = f"<p>{'Words. ' * 30}5 seeds{provenance.mark(words, ' (', ')').astext()}. {'Words. ' * 30}</p>"
+    with styled(browser, tmp_path, body, has_touch=True) as page:
+        mark, told = page.locator(".provenance"), page.locator(".provenance-text")
+        is_seen = lambda: told.evaluate("e => getComputedStyle(e).opacity") == "1"
+        assert not is_seen()
+        page.keyboard.press("Tab")
+        assert is_seen() and told.inner_text() == f"Measured {words}"
+        box = told.bounding_box()
+        assert 0 <= box["x"] and box["x"] + box["width"] <= PHONE["width"]
+        page.keyboard.press("Tab")
+        assert not is_seen()
+        mark.tap()
+        assert is_seen() and page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        page.emulate_media(media="print")
+        assert f"5 seeds ({words}). Words." in page.locator("p").inner_text()
 
 
 # ---- A small site in which everything is wrong ----

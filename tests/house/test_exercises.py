@@ -120,6 +120,15 @@ def test_a_question_before_a_central_run_opens_its_answer():
             assert len(box.split()) <= 70  # sixty words, and what the boxes are written with
 
 
+def test_every_question_before_a_run_has_the_same_title():
+    """Two boxes are no such question: a figure that is dragged, and what chapter 19 predicts."""
+    texts = [(path.name, path.read_text()) for path in sorted((ROOT / "nbs").glob("*.ipynb"))]
+    boxes = re.compile(r'admonition\} ([^"\\]*)\\n",\s*":class: prediction')
+    titles = {(name, title) for name, text in texts for title in boxes.findall(text)}
+    others = {("04_hopfield.ipynb", "Before you drag"), ("19_diagnosis.ipynb", "Predictions")}
+    assert len(titles) > 20 and {title for _, title in titles - others} == {"Before you run it"}, titles
+
+
 @pytest.fixture
 def line(monkeypatch):
     """An exercise on the page of this test."""

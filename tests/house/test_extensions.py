@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pybtex.database import parse_file, parse_string
 
 import pages
-from gbattn.conventions import put_to_test
+from gbattn.conventions import Record, put_to_test
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 import author_years
@@ -25,6 +25,8 @@ import code_folds
 import math_lines
 import nbdev_pages
 import offline
+import provenance
+import short_route
 
 EXTENSIONS = Path(nbdev_pages.__file__).parent
 
@@ -234,7 +236,7 @@ CONF = f"""
 import sys
 sys.path.insert(0, {str(EXTENSIONS)!r})
 extensions = ["myst_nb", "sphinx.ext.mathjax", "nbdev_pages", "paper_versus_code", "math_lines", "chapter_numbers"]
-extensions += ["code_folds", "glossary_links", "sphinxcontrib.bibtex", "author_years"]
+extensions += ["code_folds", "glossary_links", "sphinxcontrib.bibtex", "author_years", "provenance"]
 bibtex_bibfiles = ["works.bib"]
 bibtex_reference_style = "author_year"
 bibtex_default_style = "author_year"
@@ -301,6 +303,27 @@ FIGURE = new_code_cell(
     "#| label: fig-line\n#| fig-cap: 'A line: $x$ times two'\n#| fig-alt: A rising line\n#| code-fold: true\nplot()",
     outputs=[{"output_type": "display_data", "data": SVG, "metadata": {}}],
 )
+MEASURED = "2026-11-21, x86_64 CPU, 2 threads, torch 2.13.0+cpu"
+GLUED = new_code_cell(
+    "#| label: fig-glued\n#| fig-cap: 'Medians of 5 runs ({glue:text}`it.provenance`). Line: $x$'\n"
+    "#| fig-alt: A line\nplot()",
+    outputs=[
+        {"output_type": "display_data", "data": SVG, "metadata": {}},
+        {
+            "output_type": "display_data",
+            "data": {"application/papermill.record/text/plain": repr(MEASURED)},
+            "metadata": {"scrapbook": {"name": "it.provenance", "mime_prefix": "application/papermill.record/"}},
+        },
+    ],
+)
+TOLD = """# Measured
+
+It is fast (5 seeds; {glue:text}`it.provenance`). So is the next.
+
+| where |
+|---|
+| {glue:text}`it.provenance` |
+"""
 FOLDED = [
     new_code_cell("#| code-fold: true\n# What is drawn\ny = 1"),
     new_code_cell("#| code-fold: true\nimport math"),
@@ -317,6 +340,7 @@ def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
         "07_first": [new_markdown_cell(BOX.format(n=1) + INTRODUCED), new_code_cell("#| hide\nsecret = 1")],
+        "09_measured": [new_markdown_cell(TOLD), GLUED],
         "03b_second": [new_markdown_cell(BOX.format(n=2)), *FOLDED, FIGURE, new_code_cell("#| export\nx = 1")],
     }
     for name, content in cells.items():
@@ -398,6 +422,69 @@ def test_a_formula_keeps_its_punctuation(small_book):
     kept = [span.get_text() for span in page(small_book, "07_first").select(".unbroken")]
     assert kept == [r"\(a^1\),", r"(\(b\)),"]
     assert " or (" in page(small_book, "07_first").get_text()
+
+
+def test_where_a_number_was_measured_stands_behind_a_mark(small_book):
+    """Which the keyboard reaches; alone in a cell of a table it stays text."""
+    seen = page(small_book, "09_measured")
+    marks = seen.select(".provenance")
+    assert [mark.get_text() for mark in marks] == [f"; Measured {MEASURED}", f" (Measured {MEASURED})"]
+    assert all(mark["tabindex"] == "0" for mark in marks)
+    for paper in seen.select(".provenance-on-paper"):
+        paper.decompose()
+    assert f"(5 seeds{marks[0].get_text()}). So" in seen.get_text()
+    assert f"Medians of 5 runs{marks[1].get_text()}. Line:" in seen.find("figcaption").get_text()
+    assert seen.select_one("td").get_text() == MEASURED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "on_screen"),
+    [
+        ("5 seeds (", "). Rings", "5 seeds*. Rings"),
+        ("5 seeds (n = 2; ", ").", "5 seeds (n = 2*)."),
+        ("or more. (", ".)", "or more.*"),
+        ("the answer. ", ".", "the answer.*"),
+        ("Medians; ", "; from this page", "Medians*; from this page"),
+        ("came out (", "; before, 3 nats).", "came out* (before, 3 nats)."),
+        ("measured on ", ".", "measured on *."),
+    ],
+)
+def test_a_mark_takes_the_brackets_that_hold_nothing_else_and_paper_has_them_back(before, after, on_screen):
+    left, (mark,), right = provenance.around(MEASURED, before, after)
+    assert f"{left}*{right}" == on_screen
+    on_paper = re.sub(r'<span class="provenance-on-screen">.*?</span>|<[^>]*>', "", mark.astext())
+    whole = before + MEASURED + after if "came" not in before else f"came out, {MEASURED} (before, 3 nats)."
+    assert left + on_paper + right == whole
+
+
+def test_a_page_of_the_short_route_leads_to_the_others(tmp_path):
+    conf = f"import sys\nsys.path.insert(0, {str(EXTENSIONS)!r})\nextensions = ['myst_parser', 'short_route']\n"
+    conf += f"html_theme = 'sphinx_book_theme'\ntemplates_path = [{str(EXTENSIONS.parent / '_templates')!r}]\n"
+    (tmp_path / "conf.py").write_text(conf)
+    (tmp_path / "nbs").mkdir()
+    for name in ("02_memory", *short_route.ROUTE):
+        (tmp_path / "nbs" / f"{name}.md").write_text(f"# About {name}\n")
+    (tmp_path / "index.md").write_text("# Book\n\n```{toctree}\n:glob:\nnbs/*\n```\n")
+    build(tmp_path)
+    (route,) = page(tmp_path, "nbs/03_smoothers").select("nav.short-route")
+    assert " ".join(route.get_text().split()) == "Short route: 1 · 3 · 5 · 8 · 18"
+    assert route.find(attrs={"aria-current": "page"}).get_text() == "3"
+    others = [f"{name}.html" for name in short_route.ROUTE if name != "03_smoothers"]
+    assert [link["href"] for link in route.select("a")] == others
+    assert route.a["title"] == "About 01_least_squares"
+    assert not page(tmp_path, "nbs/02_memory").select(".short-route")
+
+
+def test_the_short_route_is_that_of_the_contents_and_of_the_files():
+    style = (EXTENSIONS.parent / "_static" / "book.css").read_text()
+    marked = re.findall(r'href\$="(\d\w+)\.html"', style)
+    assert marked == list(short_route.ROUTE)
+    assert all((EXTENSIONS.parent / "nbs" / f"{name}.ipynb").is_file() for name in marked)
+
+
+def test_a_provenance_is_what_the_library_writes():
+    known = Record("it", {}, {}).quotable["provenance"]
+    assert provenance.PROVENANCE.fullmatch(known) and not provenance.PROVENANCE.fullmatch("2026-11-21, a device")
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,21 @@ def test_the_map_leads_down_to_a_chapter_from_all_that_the_boxes_name_and_from_n
     assert all(f"href='{chapter.page}.html'" in needs_map().data for chapter in found.values())
 
 
+def test_a_circle_of_the_map_says_its_title_and_has_room_for_its_subject():
+    from bs4 import BeautifulSoup
+
+    from support.diagrams import chapters, needs_map
+
+    links = BeautifulSoup(needs_map().data, "html.parser").find_all("a")
+    wanted = [f"{number} {chapter.title}" for number, chapter in chapters().items()]
+    assert [link["aria-label"] for link in links] == [link.title.get_text() for link in links] == wanted
+    subjects = [link.find("text", class_="subject") for link in links]
+    ends = sorted((int(t["y"]), int(t["x"]) - 3 * len(t.string), int(t["x"]) + 3 * len(t.string)) for t in subjects)
+    assert ends[0][0] == 59 and len({t.string for t in subjects}) == len(links)
+    assert all(y != other or right < left for (y, _, right), (other, left, _) in zip(ends, ends[1:]))
+    assert all(0 <= left and right <= 560 for _, left, right in ends)
+
+
 # ---- The figure ----
 
 

@@ -356,6 +356,71 @@ def test_a_point_is_dragged(page, name, moved):
     assert values() == before
 
 
+# ---- On a phone ----
+
+
+@pytest.fixture(scope="module")
+def phone(browser, tmp_path_factory):  # noqa: F811
+    path = tmp_path_factory.mktemp("phone") / "all.html"
+    head = "<!DOCTYPE html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    path.write_text(head + "<body style='margin: 16px; line-height: 1.5'>" + "".join(play(n).data for n in FIGURES))
+    view = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with tab(browser, **view) as (page, requests, errors):
+        page.goto(path.as_uri())
+        yield page
+        assert not requests and not errors
+
+
+# The letters of a figure that run into one another or out of it, and the height of the smallest in pixels.
+LETTERS = """svg => {
+    const frame = svg.getBoundingClientRect(), wrong = [];
+    const texts = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+    texts.forEach(([words, a], i) => {
+        if (a.left < frame.left - 12 || a.right > frame.right + 12) wrong.push(`${words} is cut`);
+        texts.slice(i + 1).forEach(([others, b]) => {
+            if (a.left < b.right && b.left < a.right && a.top + 2 < b.bottom - 2 && b.top + 2 < a.bottom - 2)
+                wrong.push(`${words} meets ${others}`);
+        });
+    });
+    const sizes = [...svg.querySelectorAll('text')].map(
+        e => parseFloat(getComputedStyle(e).fontSize) * frame.width / svg.viewBox.baseVal.width);
+    return [wrong, Math.min(...sizes, 99)];
+}"""
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_can_be_read_and_touched_on_a_phone(phone, name):
+    root = phone.locator(f"#play-{name}")
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    for touched in root.locator("button, select, input[type=range], label:has([type=checkbox])").all():
+        assert touched.bounding_box()["height"] >= 44
+    for button in root.locator("button").all():
+        button.tap()
+        wrong, smallest = root.locator("svg").evaluate(LETTERS)
+        assert not wrong and smallest >= 11.5, (button.inner_text(), wrong, smallest)
+
+
+@pytest.mark.parametrize("name", ["slope", "fit", "second", "retrieve"])
+def test_a_handle_is_held_beside_it_and_of_two_the_nearer(phone, name):
+    root = phone.locator(f"#play-{name}")
+    for handle in root.locator("[data-drag]").all():
+        handle.scroll_into_view_if_needed()
+        moves = handle.get_attribute("data-drag").split()[-1]
+        box, before = handle.bounding_box(), root.locator("input").evaluate_all("all => all.map(e => e.value)")
+        across, down = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        radius = handle.evaluate("e => parseFloat(getComputedStyle(e).r) * e.ownerSVGElement.clientWidth / 600")
+        assert radius >= 12
+        phone.mouse.move(across - 18, down)
+        phone.mouse.down()
+        phone.mouse.move(across - 18, down - 30)
+        phone.mouse.up()
+        after = root.locator("input").evaluate_all("all => all.map(e => e.value)")
+        names = root.locator("input").evaluate_all("all => all.map(e => e.name)")
+        changed = {one for one, a, b in zip(names, before, after, strict=True) if a != b}
+        assert moves in changed <= {*handle.get_attribute("data-drag").split()}
+        root.locator("button").last.tap()
+
+
 def roughness(path):
     return path.diff().square().mean()
 

@@ -34,7 +34,7 @@
     },
     draw: ({path: own, hot}) =>
       [0, 0.5, 0.9].map(g => line(50, down(g), 580, down(g), "currentColor", 1, 'opacity=".25"')
-        + text(44, down(g) + 5, g, "end")).join("")
+        + (g ? text(44, down(g) + 5, g, "end") : "")).join("")
       + [0, 10, 20, 30].map(t => text(across(t), 244, t, "middle")).join("")
       + text(60, 16, "overlap of tokens, against time")
       + path(points(hot), given.wrong, 2, 'stroke-dasharray="5 4"')

@@ -10,7 +10,7 @@
     draw: found => [1, 10, 100, 1000].map(J => line(50, down(J), 580, down(J), "currentColor", 1, 'opacity=".2"')
         + text(44, down(J) + 5, J, "end")).join("")
       + Object.entries(found).map(([name, J], k) => path(J.map((t, i) => [across(depths[i]), down(t)]), inks[name])
-        + text(60 + 110 * k, 20, names[name], "start", inks[name])).join("")
+        + text([60, 185, 240][k], 20, names[name], "start", inks[name])).join("")
       + text(580, 20, "growth of a perturbation", "end")
       + text(50, 249, "block 0") + text(580, 249, `block ${most}`, "end"),
     tell: (found, v) => `After ${v.depth} blocks at α = ${alphas[v.alpha]}: `

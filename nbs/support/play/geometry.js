@@ -26,7 +26,7 @@
     draw: ({clean, jittered}) => truth.map(p => circle(...place(p, 150), 4.5, given.wrong)).join("")
       + clean.map((p, i) => line(...place(p, 440), ...place(jittered[i], 440), "currentColor", 1.2, 'opacity=".5"')).join("")
       + clean.map(p => circle(...place(p, 440), 4.5, given.data.colour)).join("")
-      + text(150, 225, "truth", "middle") + text(440, 225, "states, and where jitter moves them", "middle"),
+      + text(150, 225, "truth", "middle") + text(440, 225, "states, moved by jitter", "middle"),
     tell: ({best, far, robust}) => `Distance D from truth to states ${round(far, 2)}, from clean to jittered states `
       + `${round(robust, 2)}; the best R² of a linear probe is ${round(best, 2)}.`,
     label: {squeeze: s => round(s, 2)},

@@ -45,8 +45,13 @@ const play = (root, figure) => {
     lesson = "";
     show();
   };
+  // A finger reaches around a handle: where two of them are in reach, it means the nearer one.
+  const nearest = event => [...svg.querySelectorAll("[data-drag]")].map(e => {
+    const box = e.getBoundingClientRect();
+    return [Math.hypot(box.x + box.width / 2 - event.clientX, box.y + box.height / 2 - event.clientY), e.dataset.drag];
+  }).sort((a, b) => a[0] - b[0])[0][1];
   svg.addEventListener("pointerdown", event => {
-    held = event.target.dataset.drag ?? null;
+    held = event.target.dataset.drag ? nearest(event) : null;
     if (held) { svg.setPointerCapture(event.pointerId); event.preventDefault(); }
   });
   svg.addEventListener("pointermove", event => held && place(event));

@@ -21,10 +21,10 @@
       shown += [x, ...rest].map((p, j) => circle(...p, 10 + 18 * Math.sqrt(B[j]), "none", `stroke="${given.second}" stroke-width="3" opacity="${B[j] > 0.02 ? 1 : 0}"`)).join("");
       const kept = P(F.map(t => (v.sign ? -t : t)));  // what the output projection makes of F
       shown += line(...kept, ...x, given.wrong, 2.5, 'stroke-dasharray="6 4"') + line(...kept, ...out, given.second, 5);
-      shown += circle(...f, 9, given.first) + text(f[0] - 14, f[1] - 10, "F", "end", given.first);
-      shown += circle(...out, 6, given.second) + text(out[0] - 14, out[1] + 6, "result", "end", given.second);
+      shown += circle(...f, 9, given.first) + text(f[0] - 14, f[1] - 13, "F", "end", given.first);
+      shown += circle(...out, 6, given.second) + text(out[0] - 14, out[1] + 13, "result", "end", given.second);
       return shown + circle(...x, 10, "currentColor", 'data-drag="x y" style="cursor:move;touch-action:none"')
-        + text(x[0] + 16, x[1] - 10, "x");
+        + text(x[0] + 24, x[1] - 14, "x");
     },
     tell: ({X, F, r, output}, v) => {
       const pair = p => `(${round(p[0], 2)}, ${round(p[1], 2)})`, size = p => round(Math.hypot(...p), 2);
