@@ -14,7 +14,10 @@ from urllib.parse import urljoin, urlsplit
 import yaml
 from bs4 import BeautifulSoup
 
-SHORT = ["index", "01_least_squares", "03_smoothers", "05_boosting", "08_boosted", "18_perplexity"]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "_ext"))
+from short_route import ROUTE
+
+SHORT = ["index", *ROUTE]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--allow-file-access-from-files"]
 FOOT = '<div style="font-size: 8pt; width: 100%; text-align: center"><span class="pageNumber"></span></div>'

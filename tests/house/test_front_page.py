@@ -168,7 +168,7 @@ def test_the_map_leads_down_to_a_chapter_from_all_that_the_boxes_name_and_from_n
     assert all(f"href='{chapter.page}.html'" in needs_map().data for chapter in found.values())
 
 
-def test_a_circle_of_the_map_says_its_title_and_has_room_for_its_subject():
+def test_a_circle_of_the_map_has_its_title_and_has_room_for_its_subject():
     from bs4 import BeautifulSoup
 
     from support.diagrams import chapters, needs_map

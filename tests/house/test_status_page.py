@@ -66,7 +66,7 @@ def test_a_verdict_in_a_table_or_on_a_badge_counts_and_one_in_a_sentence_does_no
     assert found == {"held": 2, "open": 1, "seen": 1, "did not hold": 2}
 
 
-def test_a_count_says_how_many_of_its_claims_the_second_table_has():
+def test_a_count_tells_how_many_of_its_claims_the_second_table_has():
     shown = [status.counted(*one) for one in (("did not hold", 10, 1), ("open", 1, 0), ("held", 7, 2), ("open", 0, 0))]
     assert shown == ["10 (1)", "1 (0)", "7", ""]
 
