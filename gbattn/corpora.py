@@ -476,7 +476,7 @@ def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> Batch:
     return Batch(chosen[:, :-1].clone(), chosen[:, 1:].clone())
 
 
-@lru_cache(4)
+@lru_cache(32)
 def _order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
     """The order of an epoch, by NumPy's legacy generator, whose streams are
     frozen."""

@@ -1,11 +1,23 @@
 """An update as a graph of CUDA: captured once, then replayed by one call."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
 from gbattn.ground.arguments import require
 from gbattn.training import Run, TrainConfig, learn
+
+
+def captured(function: Callable, cure: str) -> tuple[torch.cuda.CUDAGraph, object]:
+    """Record what a function does on the GPU, and what it returns; nothing is computed."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            return graph, function()
+    except RuntimeError as error:
+        first = str(error).partition("\n")[0][:200]
+        raise RuntimeError(f"the capture failed: {first}; {cure}") from error
 
 
 class Graph:
@@ -48,13 +60,5 @@ class Graph:
         """Record what an update does; nothing is computed, and no clock counts it."""
         began = time.perf_counter()
         self.inputs = [[x.to(run.accelerator.device) for x in part] for part in parts]
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.outputs = learn(run, self.inputs, scored)
-        except RuntimeError as error:
-            first = str(error).partition("\n")[0][:200]
-            cure = "capture=False trains without it"
-            raise RuntimeError(f"the capture failed: {first}; {cure}") from error
-        self.graph = graph
+        self.graph, self.outputs = captured(lambda: learn(run, self.inputs, scored), "capture=False trains without it")
         run.since += time.perf_counter() - began

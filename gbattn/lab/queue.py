@@ -33,6 +33,7 @@ def run_experiment(
     corpora: str | Path | None = None,
     progress: bool = True,
     capture: bool = False,
+    together: int = 1,
 ) -> list[Record]:
     """Run what is left of an experiment and return all its records so far.
 
@@ -64,6 +65,10 @@ def run_experiment(
         Whether a run in one process shows a progress bar.
     capture : bool
         As `train` takes it, for small models on a GPU.
+    together : int
+        How many runs that differ in nothing but seed and learning rate a process trains at once, as one stack of models:
+        a GPU that is too large for one small model is not for sixteen. On a GPU their updates are captured. Such runs
+        write no checkpoints, draw other dropout masks than a run alone, and share the seconds of their records.
 
     Returns
     -------
@@ -74,8 +79,10 @@ def run_experiment(
     plan = experiment if isinstance(experiment, Plan) else Plan(experiment, folder, corpora)
     check(workers=(workers, COUNT), shard=(shard, SHARD), progress=(progress, FLAG))
     check(cluster=(cluster, optional(DICTIONARY)), capture=(capture, FLAG), work=(work, optional(PATH)))
+    check(together=(together, COUNT))
     want = "1 with a cluster, where each run is a job"
     require(cluster is None or workers == 1, "workers", workers, want)
+    require(cluster is None or together == 1, "together", together, want)
     runs, work = plan.tuned.shard(*shard), work_folder(work)
     left = plan.left(runs)
     if not left:
@@ -89,7 +96,7 @@ def run_experiment(
     with tempfile.TemporaryDirectory(prefix="gbattn-run-") as place:
         failures = Path(place) / "failures"
         failures.touch()
-        share = Share(runs, plan.folder, work, plan.corpora, failures, modules, capture=capture)
+        share = Share(runs, plan.folder, work, plan.corpora, failures, modules, capture=capture, together=together)
         if cluster is not None:
             share.runs, codes = left, []
             failed = wait_for_jobs(job_executor(cluster, work / "jobs"), share)
@@ -97,7 +104,7 @@ def run_experiment(
             codes = wait_for_workers(min(workers, len(left)), share)
             failed = failures.read_text("utf-8").splitlines()
         else:
-            share.progress = progress
+            share.progress = progress and together == 1
             for error in work_through(share, plan.text):
                 raise error
             return plan.records()

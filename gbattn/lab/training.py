@@ -33,6 +33,7 @@ from gbattn.lab.processes import accelerator_of, float32_products, placed
 from gbattn.training import (
     History,
     RateGroup,
+    Run,
     SummedLoss,
     TrainConfig,
     backward,
@@ -128,7 +129,7 @@ def _in_step(windows: Iterator[Batch], process: int, processes: int) -> Iterator
         yield group[process] if process < len(group) else nothing
 
 
-def _log(run: StoredRun) -> None:
+def log_point(run: Run) -> None:
     """Make the updates since the last point into a point of the learning curve."""
     losses, norms = zip(*run.unlogged)
     history = run.history
@@ -142,7 +143,7 @@ def _log(run: StoredRun) -> None:
 
 
 def _validate(run: StoredRun) -> None:
-    """Evaluate the validation split; copy the weights if they are the best."""
+    """Evaluate the validation split."""
     from accelerate.utils import gather_object
 
     size = run.config.evaluate_batch_size
@@ -150,14 +151,19 @@ def _validate(run: StoredRun) -> None:
     windows = (with_documents(x, run.config.document_end) for x in windows)
     share = _in_step(windows, run.process, run.processes)
     nats, n_tokens = map(sum, zip(*gather_object([summed_loss(run.scored, share)])))
-    loss, history = nats / n_tokens, run.history
+    note_validation(run, nats / n_tokens, tensors_of(run.model))
+
+
+def note_validation(run: Run, loss: float, weights: dict[str, torch.Tensor]) -> None:
+    """Note a validation loss; copy the weights, which go by name, if they are the best."""
+    history = run.history
     check_finite(run, "validation loss", loss, run.step - 1, "after")
     history.validation_step.append(run.step)
     history.validation_loss.append(loss)
     if history.best_loss is None or loss < history.best_loss:
         history.best_step, history.best_loss = run.step, loss
         if run.config.keep == "best":
-            run.best = {name: x.clone() for name, x in tensors_of(run.model).items()}
+            run.best = {name: x.clone() for name, x in weights.items()}
 
 
 @contextmanager
@@ -201,7 +207,7 @@ def show_point(show: Callable, history: History) -> None:
     show(scalars, loss=f"loss {loss:.3f}", speed=f"{speed:,.0f} tokens/s")
 
 
-def _evaluation_due(run: StoredRun) -> bool:
+def evaluation_due(run: Run) -> bool:
     """Whether the validation split is evaluated now."""
     if run.step == run.steps:
         return True
@@ -409,10 +415,10 @@ def _go(run: StoredRun, progress: bool, tensorboard: bool) -> None:
                 update(run)
                 if run.step % config.log_every == 0 or run.step == run.steps:
                     read_losses(run)
-                    _log(run)
+                    log_point(run)
                     show_point(show, run.history)
                 stopped = run.stopped is not None
-                evaluation = _evaluation_due(run)
+                evaluation = evaluation_due(run)
                 if evaluation or stopped or _checkpoint_due(run):
                     read_losses(run)
                     if evaluation:

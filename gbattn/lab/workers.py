@@ -25,11 +25,13 @@ from gbattn.ground.arguments import require
 from gbattn.ground.files import left_drafts
 from gbattn.ground.terminal import describe_error, printable
 from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.lab.checkpoints import put_back
 from gbattn.lab.records import finished, from_elsewhere, home_of
+from gbattn.lab.side_by_side import Stack, can_be_stacked, train_side_by_side
 from gbattn.lab.texts import load_text
 from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, model_cost, parameter_count
-from gbattn.training import evaluate
+from gbattn.training import Evaluation, evaluate
 
 HOME = Path(gbattn.__file__).parent
 
@@ -37,7 +39,7 @@ HOME = Path(gbattn.__file__).parent
 # ---- One run
 
 
-def provenance_of(experiment: str, capture: bool) -> dict:
+def provenance_of(experiment: str, capture: bool, together: int = 1) -> dict:
     """Return what a record says of where it was made, beyond what every record says."""
 
     def git(*words: str) -> str:
@@ -58,6 +60,9 @@ def provenance_of(experiment: str, capture: bool) -> dict:
             versions[package] = "not installed"
     name = experiment if experiment in EXPERIMENTS else f"{experiment}.toml"
     command = f"gbattn run {name}{' --capture' if capture else ''}"
+    if together > 1:  # how many runs shared the seconds of this one
+        versions["side by side"] = together
+        command += f" --together {together}"
     return versions | {"commit": commit, "command": command}
 
 
@@ -91,18 +96,56 @@ def _scores(one: PlannedRun, model: LanguageModel, corpus: Corpus) -> dict:
     length, scores = one.train.length or one.model.max_length, {}
     for split in ("valid", "test"):
         tokens, n_bytes = getattr(corpus, split), corpus.scored_bytes(split)
-        found = evaluate(model, tokens, length=length, n_bytes=n_bytes)
-        scores |= {
-            f"{split}_loss": found.loss,
-            f"{split}_perplexity": found.perplexity,
-            f"{split}_bits_per_byte": found.bits_per_byte,
-            f"{split}_tokens": found.n_tokens,
-        }
+        scores |= _score(split, evaluate(model, tokens, length=length, n_bytes=n_bytes))
     return scores
+
+
+def _score(split: str, found: Evaluation) -> dict:
+    return {
+        f"{split}_loss": found.loss,
+        f"{split}_perplexity": found.perplexity,
+        f"{split}_bits_per_byte": found.bits_per_byte,
+        f"{split}_tokens": found.n_tokens,
+    }
 
 
 def train_and_score(one: PlannedRun, corpus: Corpus, work: Path, *, progress: bool, capture: bool) -> Record:
     """Train a run from where it was left, in its folder of work, and score it; a run that diverges is a result."""
+    model, splits, record = _begin(one, corpus)
+    try:
+        options = dict(folder=work / "checkpoints", progress=progress, capture=capture)
+        history = train(model, splits, one.train, **options)
+    except FloatingPointError as error:
+        record.measured["why"] = str(error)
+        return record
+    if _note_curves(record, one, history, corpus):
+        record.measured.update(_scores(one, model, corpus))
+        model.save_pretrained(work / "model")
+    return record
+
+
+def train_and_score_together(runs: list[PlannedRun], corpus: Corpus, works: list[Path]) -> list[Record]:
+    """Train runs that are alike side by side, from their beginning, and score them."""
+    models, splits, records = zip(*(_begin(one, corpus) for one in runs))
+    stack = Stack(models)
+    rows = train_side_by_side(stack, splits[0], [one.train for one in runs])
+    length, scores = runs[0].train.length or runs[0].model.max_length, {}
+    for split in ("valid", "test"):
+        scores[split] = stack.losses(getattr(corpus, split), length, 32)
+    for number, (one, row, model, work, record) in enumerate(zip(runs, rows, models, works, records)):
+        if row.error is not None:
+            record.measured["why"] = str(row.error)
+        elif _note_curves(record, one, row.history, corpus):
+            for split, (nats, n_tokens) in scores.items():
+                found = Evaluation.of(nats[number], n_tokens, corpus.scored_bytes(split))
+                record.measured.update(_score(split, found))
+            put_back(model, stack.of_row(number))
+            model.save_pretrained(work / "model")
+    return list(records)
+
+
+def _begin(one: PlannedRun, corpus: Corpus) -> tuple[LanguageModel, SimpleNamespace, Record]:
+    """The model of a run, what it trains on, and its record so far, of a run that diverged."""
     same, want = corpus.vocab_size == one.corpus.vocab_size, f"{one.corpus.vocab_size}, as the model has"
     require(same, "vocab_size", corpus.vocab_size, want)
     model, count = LanguageModel(one.model, seed=one.seed), parameter_count(one.model)
@@ -111,22 +154,19 @@ def train_and_score(one: PlannedRun, corpus: Corpus, work: Path, *, progress: bo
     settings = one.settings
     settings["text"]["fingerprint"] = corpus.fingerprint
     splits = SimpleNamespace(train=corpus.train, valid=corpus.valid[: one.corpus.max_valid_tokens])
-    record = lambda: Record(one.experiment, settings, measured)
-    try:
-        options = dict(folder=work / "checkpoints", progress=progress, capture=capture)
-        history = train(model, splits, one.train, **options)
-    except FloatingPointError as error:
-        measured["why"] = str(error)
-        return record()
-    settings["steps"] = history.step[-1]
-    measured |= _curves(one, history, corpus)
+    return model, splits, Record(one.experiment, settings, measured)
+
+
+def _note_curves(record: Record, one: PlannedRun, history, corpus: Corpus) -> bool:
+    """Note a training that ended; whether it learned anything."""
+    measured = record.measured
+    record.settings["steps"] = history.step[-1]
+    measured.update(_curves(one, history, corpus))
     if history.best_loss >= math.log(one.model.vocab_size):
         measured["why"] = f"the best validation loss, {history.best_loss:.3f}, is no better than a guess"
-        return record()
+        return False
     measured["diverged"] = False
-    measured |= _scores(one, model, corpus)
-    model.save_pretrained(work / "model")
-    return record()
+    return True
 
 
 # ---- A share of the queue
@@ -135,7 +175,8 @@ def train_and_score(one: PlannedRun, corpus: Corpus, work: Path, *, progress: bo
 @dataclass
 class Share:
     """What a process is to do: which runs, where, and ``failures``, the file in which all processes note what failed,
-    so that none tries it again. ``modules`` register layers that are not of this library."""
+    so that none tries it again. ``modules`` register layers that are not of this library. Up to ``together`` runs that
+    are alike are trained side by side."""
 
     runs: list[PlannedRun]
     folder: Path
@@ -145,6 +186,7 @@ class Share:
     modules: set[str] = field(default_factory=set)
     progress: bool = False
     capture: bool = False
+    together: int = 1
 
     def failed(self) -> set[str]:
         """Return the ids of the runs that failed in some process."""
@@ -165,62 +207,98 @@ def work_through(share: Share, text: Corpus | None = None) -> list[Exception]:
         importlib.import_module(module)
     text = load_text(share.runs[0].corpus, share.corpora) if share.runs and text is None else text
     errors, left = [], dict(enumerate(share.runs, 1))
-    while number := _next(share, left, text, errors):
-        left.pop(number)
+    while taken := _next(share, left, text, errors):
+        for number in taken:
+            left.pop(number)
     return errors
 
 
-def _next(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list[Exception]) -> int | None:
-    """Do the first run that can be done, and return its number; those that are over are left no more."""
+def _next(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list[Exception]) -> dict[int, PlannedRun]:
+    """Do the first run that can be done, and those that can be trained together with it; return them. Those that are
+    over are left no more."""
+    with ExitStack() as locks:
+        taken = _take(share, left, text, errors, locks)
+        try:
+            ends = _do(share, taken, text)
+        except Exception as error:  # noted while the locks are held
+            errors.append(error)
+            for one in taken.values():
+                share.note(one, error)
+            ends = dict.fromkeys(taken, f"failed: {describe_error(error)}")
+    for number, end in ends.items():
+        _tell(share, number, taken[number], end)
+    return taken
+
+
+def _take(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list, locks: ExitStack) -> dict:
+    """Lock the first run that can be done, and those that can be trained together with it."""
     from filelock import FileLock, Timeout
 
     over = lambda one: one.id in share.failed() or finished(one, share.folder, text.fingerprint) is not None
+    taken = {}
     for number, one in [*left.items()]:
-        with ExitStack() as stack:
-            try:
-                if over(one):
-                    left.pop(number)
-                    continue
-                place = share.work / one.id
-                place.mkdir(parents=True, exist_ok=True)
-                # The system frees it when a process dies.
-                stack.enter_context(FileLock(place / "lock", timeout=0))
-                if over(one):
-                    continue
-                end = _do(share, number, one, text, place)
-            except Timeout:
+        if taken and not can_be_stacked([*taken.values(), one]):
+            continue
+        try:
+            if over(one):
+                left.pop(number)
                 continue
-            except Exception as error:  # noted while the lock is held
-                share.note(one, error)
-                errors.append(error)
-                end = f"failed: {describe_error(error)}"
-        _tell(share, number, one, end)
-        return number
-    return None
+            place = share.work / one.id
+            place.mkdir(parents=True, exist_ok=True)
+            # The system frees it when a process dies.
+            locks.enter_context(FileLock(place / "lock", timeout=0))
+            if over(one):
+                continue
+        except Timeout:
+            continue
+        except Exception as error:
+            share.note(one, error)
+            errors.append(error)
+            left.pop(number)
+            _tell(share, number, one, f"failed: {describe_error(error)}")
+            continue
+        taken[number] = one
+        if len(taken) == share.together:
+            break
+    return taken
 
 
-def _do(share: Share, number: int, one: PlannedRun, text: Corpus, place: Path) -> str:
-    """Make the record of a run, by training or from another experiment that has it; return how it ended."""
-    home = home_of(one.experiment, share.folder)
-    for draft in left_drafts(place / "model") + left_drafts(home, f"{one.name}.json"):
-        draft.unlink()
-    record = from_elsewhere(one, share.folder, text.fingerprint)
-    if record is None:
-        if not share.progress:
-            _tell(share, number, one, "starts")
-        record = train_and_score(one, text, place, progress=share.progress, capture=share.capture)
-        more = provenance_of(one.experiment, share.capture)
-        record = replace(record, provenance=record.provenance | more)
-    else:
-        _tell(share, number, one, f"has run for {record.experiment}")
+def _do(share: Share, taken: dict[int, PlannedRun], text: Corpus) -> dict[int, str]:
+    """Make the records of runs, by training or from another experiment that has them; return how each ended."""
+    records, ends = {}, {}
+    for number, one in taken.items():
+        home, place = home_of(one.experiment, share.folder), share.work / one.id
+        for draft in left_drafts(place / "model") + left_drafts(home, f"{one.name}.json"):
+            draft.unlink()
+        found = from_elsewhere(one, share.folder, text.fingerprint)
+        if found is None:
+            if not share.progress:
+                _tell(share, number, one, "starts")
+            continue
+        _tell(share, number, one, f"has run for {found.experiment}")
         more = {key: one.settings[key] for key in ("arm", "label", "planned")}
-        record = replace(record, experiment=one.experiment, settings=record.settings | more)
-    record.save(one.name, home.parent)
-    shutil.rmtree(place / "checkpoints", ignore_errors=True)
-    m = record.measured
-    if m["diverged"]:
-        return f"diverged: {m['why']}"
-    return f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min"
+        records[number] = replace(found, experiment=one.experiment, settings=found.settings | more)
+    records |= _trained(share, {number: one for number, one in taken.items() if number not in records}, text)
+    for number, record in records.items():
+        one, m = taken[number], record.measured
+        record.save(one.name, home_of(one.experiment, share.folder).parent)
+        shutil.rmtree(share.work / one.id / "checkpoints", ignore_errors=True)
+        well = not m["diverged"]
+        ends[number] = f"test perplexity {m['test_perplexity']:.2f}, {m['seconds'] / 60:.1f} min" if well else ""
+        ends[number] = ends[number] or f"diverged: {m['why']}"
+    return ends
+
+
+def _trained(share: Share, runs: dict[int, PlannedRun], text: Corpus) -> dict[int, Record]:
+    """The records of runs, one alone or several side by side."""
+    places = [share.work / one.id for one in runs.values()]
+    if len(runs) > 1:
+        found = train_and_score_together([*runs.values()], text, places)
+    else:
+        options = dict(progress=share.progress, capture=share.capture)
+        found = [train_and_score(one, text, place, **options) for one, place in zip(runs.values(), places)]
+    more = [provenance_of(one.experiment, share.capture, len(runs)) for one in runs.values()]
+    return {n: replace(record, provenance=record.provenance | x) for n, record, x in zip(runs, found, more)}
 
 
 def _tell(share: Share, number: int, one: PlannedRun, what: str) -> None:

@@ -66,6 +66,30 @@ def test_a_record_is_complete(finished, corpora):
             assert found == pytest.approx([known.loss, known.perplexity, known.bits_per_byte, known.n_tokens])
 
 
+def test_runs_side_by_side_give_the_records_of_runs_alone(corpora, tmp_path):
+    rates = replace(TINY, model=TINY.model | {"dropout": 0.0}, grid={"learning_rate": [0.003, 0.001]})
+    alone = go(corpora, tmp_path / "alone", rates)
+    together = go(corpora, tmp_path / "together", rates, together=4)
+    for one, other in zip(alone, together, strict=True):
+        assert other.settings == one.settings and other.measured.keys() == one.measured.keys()
+        for name, x in one.measured.items():
+            if "seconds" not in name:
+                assert other.measured[name] == pytest.approx(x, rel=2e-4), name
+        assert other.provenance["side by side"] == 4 and "--together 4" in other.provenance["command"]
+    model = LanguageModel.from_pretrained(tmp_path / "together" / "work" / rates.runs()[-1].id / "model")
+    text = load_text(TINY.corpus, corpora)
+    assert evaluate(model, text.test, length=16).loss == pytest.approx(together[-1].measured["test_loss"])
+
+
+def test_a_run_that_diverges_leaves_its_neighbours_alone(corpora, tmp_path):
+    plain = dict(model=TINY.model | {"dropout": 0.0}, arms=(STANDARD,), seeds=(0,))
+    rates = replace(TINY, **plain, grid={"learning_rate": [0.003, 1e30]})
+    well, ill = go(corpora, tmp_path / "together", rates, together=2)
+    (alone,) = go(corpora, tmp_path / "alone", replace(rates, grid={"learning_rate": [0.003]}))
+    assert ill.measured["diverged"] and "is nan" in ill.measured["why"]
+    assert well.measured["test_loss"] == pytest.approx(alone.measured["test_loss"], rel=2e-4)
+
+
 def test_what_is_finished_is_not_run_again(finished, corpora, monkeypatch):
     place, records = finished
     monkeypatch.setattr(workers, "train_and_score", None)

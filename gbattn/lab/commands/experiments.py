@@ -71,6 +71,7 @@ def run_or_list(
     corpora: Path | None = None,
     work: Path | None = None,
     capture: bool = False,
+    together: int = 1,
 ) -> dict:
     """Run an experiment of the book or of your own, or list the book's.
 
@@ -101,15 +102,18 @@ def run_or_list(
         Where checkpoints are; GBATTN_RUNS by default, else ~/.cache/gbattn/runs.
     capture : bool
         On a GPU: replay an update as one CUDA graph, for small models.
+    together : int
+        Train so many runs that differ only in seed and learning rate as one stack of
+        models, for small models on a GPU; without checkpoints.
     """
     check_one_process("run", "--workers starts more")
     folder = folder_of_records(results)
-    others = workers, shard, cluster, corpora, work, capture
-    if name is None and repr(others) == "(1, (1, 1), None, None, None, False)":
+    others = workers, shard, cluster, corpora, work, capture, together
+    if name is None and repr(others) == "(1, (1, 1), None, None, None, False, 1)":
         places = {place.name: place for place in (*folder.glob("*/*/"), *folder.glob("*/"))}
         found = [listed(one, places.get(one)) for one in read_settings("_index")["experiments"]]
         return {"folder": str(folder), "experiments": found}
-    check_options(workers=workers, shard=shard, capture=capture)
+    check_options(workers=workers, shard=shard, capture=capture, together=together)
     require(name is not None, "name", name, "an experiment: without one, there is no option but --results")
     from gbattn.lab.queue import run_experiment
     from gbattn.lab.records import Plan, check_writable
@@ -127,7 +131,7 @@ def run_or_list(
         plan.check_text(plan.text.fingerprint)  # without the text, nothing is left behind
         check_writable("results", folder, plan.experiment.name)
     try:
-        options = dict(workers=workers, shard=shard, cluster=cluster, work=work, capture=capture)
+        options = dict(workers=workers, shard=shard, cluster=cluster, work=work, capture=capture, together=together)
         records = run_experiment(plan, **options)
     except KeyboardInterrupt as stop:
         raise type(stop)(

@@ -68,7 +68,7 @@ def _are_names(x: object) -> bool:
     return _all(lambda name: isinstance(name, str), x)
 
 
-_COUNTS = ("samples", "workers", "rounds", "batch_size", "new_tokens", "tokens", "sample")
+_COUNTS = ("samples", "workers", "together", "rounds", "batch_size", "new_tokens", "tokens", "sample")
 _FLAGS = ("tensorboard", "capture", "stream", "untrained")
 _RULES: dict[str, Rule] = (
     dict.fromkeys(_COUNTS, COUNT)
