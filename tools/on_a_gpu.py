@@ -3,7 +3,8 @@
     python tools/on_a_gpu.py composition --prepare --corpora TEXTS   # where the texts are: tokens, into GBATTN_CACHE
     python tools/on_a_gpu.py composition --minutes 9 --out FOLDER    # where the GPU is, with that GBATTN_CACHE
 
-A line checks first that the GPU and the tokens are there. It stops after its minutes; started again, it goes on from
+A line checks first that the GPU and the tokens are there, and extends a sweep whose plan says so. When it has done so,
+the new rates go into the sweep's TOML file with its records. It stops after its minutes; started again, it goes on from
 the records and checkpoints that it finds. ``--rehearse`` makes every run two updates of a short text, on any device
 and in folders of its own, and the benchmarks their smallest shape.
 """
@@ -22,20 +23,24 @@ from pathlib import Path
 
 import torch
 
+from gbattn.comparison import rates_at_edge
 from gbattn.experiments import CorpusSpec
 from gbattn.ground.records import results_folder
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.queue import run_experiment
+from gbattn.lab.records import records_of
 from gbattn.lab.texts import load_text
 
 ROOT = Path(__file__).parents[1]
-# Experiments in the order in which one takes its rates from the other, and the processes that share the GPU. A run at
-# the published size takes seven to eleven minutes of an H100 alone, so two at once are what a short lease can end.
+# Experiments in the order in which one takes its rates from the other, the processes that share the GPU, and how many
+# runs each trains as one stack. A run at the published size takes seven to eleven minutes of an H100 alone, so two at
+# once are what a short lease can end.
 LINES = {
-    "composition": (("composition-sweep", "composition"), 16),
-    "paper": (("paper-wikipedia-sweep", "paper-wikipedia-tuned"), 2),
-    "wide": (("ladder-192-slow", "ladder-256-slow"), 8),
+    "composition": (("composition-sweep", "composition"), 8, 8),
+    "paper": (("paper-wikipedia-sweep", "paper-wikipedia-tuned"), 2, 1),
+    "wide": (("ladder-192-slow", "ladder-256-slow"), 8, 1),
 }
+EXTENDED = {"composition-sweep"}  # by its plan, while the best rate of an arm is the lowest or the highest of its grid
 MEASURE = (  # the empty rows of chapters 10, 15 and 30
     ["-m", "pytest", "-q", "tests/layers/test_on_a_gpu.py"],
     ["benchmarks/attention_layers.py", "--device", "cuda"],
@@ -60,11 +65,34 @@ def rehearsal(experiment):
     return replace(experiment, corpus=text, train=train, **few)
 
 
+def swept(sweep, folder, run=lambda sweep: None):
+    """Run a sweep, with one more rate for all arms while the best of one lies at the edge; return it with all rates.
+    Without ``run``, as far as its records are in."""
+    while True:
+        run(sweep)
+        records = records_of(sweep, folder)
+        edge = set(rates_at_edge(records).values()) if len(records) == sweep.planned else set()
+        if not edge:
+            return sweep
+        rates = sweep.grid["learning_rate"]
+        more = {2 * max(rates)} if max(rates) in edge else set()
+        more |= {min(rates) / 2} if min(rates) in edge else set()
+        print(f"{sweep.name}: the best rate of an arm lies at the edge, so {sorted(more)} come too", flush=True)
+        sweep = replace(sweep, grid=sweep.grid | {"learning_rate": (*rates, *sorted(more))})
+
+
 def perform(name, rehearse, options):
     """Run an experiment to its end, in a process of its own."""
-    experiment = EXPERIMENTS[name]
+    experiment, folder = EXPERIMENTS[name], options["folder"]
     capture = torch.cuda.is_available() and not experiment.train.get("compile", False)
-    run_experiment(rehearsal(experiment) if rehearse else experiment, capture=capture, **options)
+    run = lambda e: run_experiment(rehearsal(e) if rehearse else e, capture=capture, **options)
+    sweep = experiment.rates_from
+    if name in EXTENDED and not rehearse:
+        swept(experiment, folder, run)
+    elif sweep and sweep.name in EXTENDED and not rehearse:
+        run(replace(experiment, rates_from=swept(sweep, folder)))
+    else:
+        run(experiment)
 
 
 def run_experiments(names, rehearse, until, options):
@@ -88,7 +116,10 @@ def measure(commands, until, folder):
     good = True
     for command in commands:
         into = ["--folder", folder] if command[0].startswith("benchmarks/") and "attention" not in command[0] else []
-        environment = os.environ | {"GBATTN_RESULTS": str(folder), "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {
+            "GBATTN_RESULTS": str(folder),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}",
+        }
         try:
             done = subprocess.run(
                 [sys.executable, "-P", *command, *into],
@@ -125,7 +156,7 @@ def main():
     parser.add_argument("--rehearse", action="store_true", help="two updates a run, on any device")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
-    names, workers = LINES.get(options.line, ((), 0))
+    names, workers, together = LINES.get(options.line, ((), 0, 1))
     if not (options.rehearse or options.prepare or torch.cuda.is_available()):
         parser.error("there is no GPU here; --prepare and --rehearse need none")
     if not options.rehearse:
@@ -143,7 +174,8 @@ def main():
         before = set(folder.rglob("*.json"))
         work = Path(place) / "work" if options.rehearse else options.work
         if names:
-            how = dict(workers=options.workers or workers, folder=folder, work=work, corpora=options.corpora)
+            how = dict(workers=options.workers or workers, together=together, folder=folder, work=work)
+            how |= dict(corpora=options.corpora)
             good = run_experiments(names, options.rehearse, until, how)
         else:
             good = measure(REHEARSED if options.rehearse else MEASURE, until, folder)

@@ -14,7 +14,7 @@ import torch
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gbattn.corpora import Batch, TokenStream, sequential_windows
+from gbattn.corpora import TokenStream, sequential_windows
 from gbattn.experiments import PlannedRun
 from gbattn.head import loss_of_logits
 from gbattn.lab.cuda_graph import captured

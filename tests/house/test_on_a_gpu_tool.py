@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gbattn.conventions import Record
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.queue import run_experiment
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import on_a_gpu
 
 
-@pytest.mark.parametrize("name", [name for names, _ in on_a_gpu.LINES.values() for name in names])
+@pytest.mark.parametrize("name", [name for names, *_ in on_a_gpu.LINES.values() for name in names])
 def test_a_rehearsal_has_every_arm_of_the_experiment_and_two_updates(name):
     runs = on_a_gpu.rehearsal(EXPERIMENTS[name]).runs()
     assert [one.arm.name for one in runs] == [arm.name for arm in EXPERIMENTS[name].arms]
@@ -27,7 +28,7 @@ def test_a_rehearsal_has_every_arm_of_the_experiment_and_two_updates(name):
 
 
 def test_a_sweep_comes_before_the_experiment_that_takes_its_rates():
-    for names, _ in on_a_gpu.LINES.values():
+    for names, *_ in on_a_gpu.LINES.values():
         for before, name in zip(names, names[1:]):
             sweep = EXPERIMENTS[name].rates_from
             assert sweep is None or sweep.name == before
@@ -58,3 +59,25 @@ def test_a_line_stops_when_its_time_is_over(tmp_path):
     how = dict(workers=1, folder=tmp_path, work=tmp_path / "work", corpora=None)
     assert on_a_gpu.run_experiments(("composition-sweep",), True, time.monotonic(), how) is False
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_each_benchmark_finds_its_modules(tmp_path):
+    commands = [command for command in on_a_gpu.MEASURE if command[0].startswith("benchmarks/")]
+    helps = [[command[0], "--help"] for command in commands]
+    assert len(helps) == 3 and on_a_gpu.measure(helps, time.monotonic() + 300, tmp_path)
+
+
+def test_a_sweep_is_extended_while_a_best_rate_is_at_the_edge(tmp_path):
+    losses = {0.004: 3.2, 0.008: 3.1, 0.016: 3.0, 0.032: 2.9, 0.064: 3.3}
+    sweep = replace(EXPERIMENTS["composition-sweep"], seeds=(0,), grid={"learning_rate": (0.008, 0.016)})
+
+    def run(sweep):
+        for one in sweep.runs():
+            loss = losses[one.train.learning_rate]
+            settings = one.settings | {"text": one.settings["text"] | {"fingerprint": "ff6f8b529b40"}}
+            found = dict(valid_loss=loss, test_loss=loss, diverged=False, parameters=1, non_embedding=1)
+            Record(sweep.name, settings, found).save(one.name, tmp_path)
+
+    found = on_a_gpu.swept(sweep, tmp_path, run)
+    assert found.grid["learning_rate"] == (0.008, 0.016, 0.032, 0.064)
+    assert on_a_gpu.swept(sweep, tmp_path) == found
