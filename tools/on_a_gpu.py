@@ -37,10 +37,20 @@ ROOT = Path(__file__).parents[1]
 # once are what a short lease can end.
 LINES = {
     "composition": (("composition-sweep", "composition"), 8, 8),
+    "short": (
+        ("rounds-sweep", "rounds", "twicing-sweep", "twicing", "rotary-96-warm-sweep", "rotary-96-warm"),
+        9,
+        8,
+    ),
     "paper": (("paper-wikipedia-sweep", "paper-wikipedia-tuned"), 2, 1),
     "wide": (("ladder-192-slow", "ladder-256-slow"), 8, 1),
 }
-EXTENDED = {"composition-sweep"}  # by its plan, while the best rate of an arm is the lowest or the highest of its grid
+EXTENDED = {
+    "composition-sweep",
+    "rounds-sweep",
+    "twicing-sweep",
+    "rotary-96-warm-sweep",
+}  # by its plan, while the best rate of an arm is the lowest or the highest of its grid
 MEASURE = (  # the empty rows of chapters 10, 15 and 30
     ["-m", "pytest", "-q", "tests/layers/test_on_a_gpu.py"],
     ["benchmarks/attention_layers.py", "--device", "cuda"],
