@@ -207,8 +207,8 @@ def work_through(share: Share, text: Corpus | None = None) -> list[Exception]:
         importlib.import_module(module)
     text = load_text(share.runs[0].corpus, share.corpora) if share.runs and text is None else text
     errors, left = [], dict(enumerate(share.runs, 1))
-    while taken := _next(share, left, text, errors):
-        for number in taken:
+    while batch := _next(share, left, text, errors):
+        for number in batch:
             left.pop(number)
     return errors
 
@@ -217,17 +217,17 @@ def _next(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list[
     """Do the first run that can be done, and those that can be trained together with it; return them. Those that are
     over are left no more."""
     with ExitStack() as locks:
-        taken = _take(share, left, text, errors, locks)
+        batch = _take(share, left, text, errors, locks)
         try:
-            ends = _do(share, taken, text)
+            ends = _do(share, batch, text)
         except Exception as error:  # noted while the locks are held
             errors.append(error)
-            for one in taken.values():
+            for one in batch.values():
                 share.note(one, error)
-            ends = dict.fromkeys(taken, f"failed: {describe_error(error)}")
+            ends = dict.fromkeys(batch, f"failed: {describe_error(error)}")
     for number, end in ends.items():
-        _tell(share, number, taken[number], end)
-    return taken
+        _tell(share, number, batch[number], end)
+    return batch
 
 
 def _take(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list, locks: ExitStack) -> dict:
@@ -235,9 +235,9 @@ def _take(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list,
     from filelock import FileLock, Timeout
 
     over = lambda one: one.id in share.failed() or finished(one, share.folder, text.fingerprint) is not None
-    taken = {}
+    batch = {}
     for number, one in [*left.items()]:
-        if taken and not can_be_stacked([*taken.values(), one]):
+        if batch and not can_be_stacked([*batch.values(), one]):
             continue
         try:
             if over(one):
@@ -257,16 +257,16 @@ def _take(share: Share, left: dict[int, PlannedRun], text: Corpus, errors: list,
             left.pop(number)
             _tell(share, number, one, f"failed: {describe_error(error)}")
             continue
-        taken[number] = one
-        if len(taken) == share.together:
+        batch[number] = one
+        if len(batch) == share.together:
             break
-    return taken
+    return batch
 
 
-def _do(share: Share, taken: dict[int, PlannedRun], text: Corpus) -> dict[int, str]:
+def _do(share: Share, batch: dict[int, PlannedRun], text: Corpus) -> dict[int, str]:
     """Make the records of runs, by training or from another experiment that has them; return how each ended."""
     records, ends = {}, {}
-    for number, one in taken.items():
+    for number, one in batch.items():
         home, place = home_of(one.experiment, share.folder), share.work / one.id
         for draft in left_drafts(place / "model") + left_drafts(home, f"{one.name}.json"):
             draft.unlink()
@@ -278,9 +278,9 @@ def _do(share: Share, taken: dict[int, PlannedRun], text: Corpus) -> dict[int, s
         _tell(share, number, one, f"has run for {found.experiment}")
         more = {key: one.settings[key] for key in ("arm", "label", "planned")}
         records[number] = replace(found, experiment=one.experiment, settings=found.settings | more)
-    records |= _trained(share, {number: one for number, one in taken.items() if number not in records}, text)
+    records |= _trained(share, {number: one for number, one in batch.items() if number not in records}, text)
     for number, record in records.items():
-        one, m = taken[number], record.measured
+        one, m = batch[number], record.measured
         record.save(one.name, home_of(one.experiment, share.folder).parent)
         shutil.rmtree(share.work / one.id / "checkpoints", ignore_errors=True)
         well = not m["diverged"]
