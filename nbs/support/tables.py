@@ -145,6 +145,15 @@ QUESTIONS = {
     "parameters": "*Wider*, equal para\N{SOFT HYPHEN}meters: is it worth its weights?",
     "flops": "*Wider*, equal FLOPs: is it worth its arith\N{SOFT HYPHEN}metic?",
 }
+# Models of the first rows, and the experiments that have them: an ordinary run, a long one.
+MODELS = {
+    "standard": ("standard", "mini-warm+shift-plain", None),
+    "boosted": (BOOSTED, WARM, LONG),
+    "wider, equal FLOPs": ("wider_flops", "mini-warm-flops", LONG),
+    "standard, shift": ("standard_shift", AGAIN, "shift-length"),
+    "boosted, shift": ("boosted_shift", AGAIN, "shift-length"),
+    "wider, equal FLOPs, shift": ("wider_flops_shift", AGAIN, "shift-length"),
+}
 # In four other settings: a comparison that was planned, and one at equal FLOPs.
 ELSEWHERE = {
     "*stack*, width 96": (BOOSTED, "stack", "form"),
@@ -172,6 +181,8 @@ ELSEWHERE = {
         "shift-rotary",
     ),
 }
+# What a second round reads: the keys and values of the first, or of the input (E2).
+READS_INPUT = {"*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")}
 # After a short warm-up, and on text that is read once, at width 96.
 SHORT_WARM_UP = {"*twicing*, short warm-up": (BOOSTED, "twicing", "mini")}
 READ_ONCE = {
@@ -209,10 +220,33 @@ def short_tables(report: Report) -> object:
     return Markdown("\n\n".join(found))
 
 
+def models_table(report: Report) -> object:
+    """Return size, training FLOPs of a token and mean test perplexity of six models."""
+    rows = []
+    for label, (arm, *experiments) in MODELS.items():
+        runs = [
+            [
+                r.measured
+                for name in (experiment or "").split("+")
+                for r in (report.records(name) if name else ())
+                if r.settings["arm"] == arm
+            ]
+            for experiment in experiments
+        ]
+        first = runs[0][0]
+        cost = first["training_flops"] / first["tokens"] / 1e6
+        means = [np.mean([m["test_loss"] for m in found]) for found in runs if found]
+        cells = [f"{math.exp(mean):.1f}" for mean in means]
+        cells += ["not run"] * (2 - len(cells))
+        rows.append([label, f"{first['parameters'] / 1e6:.2f}", f"{cost:.1f}", *cells])
+    head = "", "million weights", "MFLOPs a token", "perplexity", "long run"
+    return markdown_table(head, rows)
+
+
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
     adjusted, rows = planned_p(report), []
-    for against, of in (ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
+    for against, of in (READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
         rows.append([against, cell(report, of, adjusted)])
     return markdown_table(["boosted minus", "change, %"], rows)
 

@@ -309,7 +309,7 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
         return "run diverged" if diverged(row) else "rate not found"
     if any((name, arm) in BETTER_RATE for arm in of[:2] for name in of[2:]):
         return "rate not found"
-    word = ordering(row)
+    word, of = ordering(row), ("E2",) if of in READS else of  # planned as one
     if of not in adjusted:
         return "open, not planned" if word == "open" else "*seen*"
     if word == "open":
