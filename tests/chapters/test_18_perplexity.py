@@ -41,7 +41,9 @@ from support.reports import (
 )
 from support.tables import (
     ELSEWHERE,
+    MODELS,
     READ_ONCE,
+    READS_INPUT,
     SHORT_TABLES,
     SHORT_WARM_UP,
     answer_table,
@@ -50,6 +52,7 @@ from support.tables import (
     family_table,
     few_pairs_table,
     in_plain_words,
+    models_table,
     settings_table,
     shift_table,
     short_tables,
@@ -781,15 +784,26 @@ def test_the_short_tables_ask_what_the_book_can_answer():
 
 
 def test_the_table_of_other_settings():
-    report, rows = Report(), ELSEWHERE | SHORT_WARM_UP | READ_ONCE
+    report, rows = Report(), READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     lines = elsewhere_table(report).data.replace("\xa0", " ").splitlines()[2:]
-    assert lines[0].startswith("| *stack*, width 96 | ") and "**held**" in lines[0]
+    assert lines[0].startswith("| *boosted*, keys and values of $x$ | ") and "**held**" in lines[0]
+    assert lines[1].startswith("| *stack*, width 96 | ") and "**held**" in lines[1]
     for line, of in zip(lines, rows.values(), strict=True):
         row, ends = report.difference(*of), [report.difference(*of).low, report.difference(*of).high]
         low, high = map(reports.signed, ends)
         assert f" | {reports.signed(row.difference)}, n = {row.pairs}<br>{low} to {high}<br>" in line
     assert [line.endswith("<br>rate not found |") for line in lines[-7:]] == [True] * 4 + [False] * 3
     assert len(set(rows.values())) == len(lines) and not set(rows.values()) & set(short_cells())
+
+
+def test_the_table_of_models_has_their_sizes_and_means():
+    lines = [line.split(" | ") for line in models_table(Report()).data.splitlines()[2:]]
+    assert [line[0].strip("| ") for line in lines] == [*MODELS]
+    assert lines[0][-1] == "not run |"
+    losses = Report().of_arm("boosted_shift", "shift-length")
+    assert lines[4][-1] == f"{math.exp(np.mean(losses)):.1f} |" and len(losses) == 6
+    flops = [float(line[2]) for line in lines]
+    assert flops[1] == flops[2] == flops[4] == flops[5] > flops[0] == flops[3]
 
 
 def test_a_rate_that_a_sweep_missed_is_worse_in_every_pair():
