@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from gbattn.boosted import GradientBoostedAttention
 from support.exercises.table import exercise
 
 ANY = math.nan
@@ -452,7 +453,7 @@ def gate_raises(answer):
 
 @exercise(
     "08.3",
-    "with H the mean over two tokens, a case in which the gate raises the loss",
+    "with Π the mean over two tokens, a case in which the gate raises the loss",
     "A fit is good on the whole, not on each token. A gate per token can pick the tokens on which it is bad.",
     form="two rows, the residuals r and the gates",
 )
@@ -474,6 +475,47 @@ def _():
 
 
 # ---- 9 Retrieval ----
+
+
+def layers_and_inputs():
+    """A boosted layer of one head with random weights, the gate's among them, and
+    what it reads, twice."""
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        layer = GradientBoostedAttention(8, 1, kv_from="residual", dtype=torch.float64)
+        torch.nn.init.normal_(layer.corrections[0].gate.weight)
+        yield torch.randn(2, 5, 8, dtype=torch.float64), layer
+
+
+def two_rounds(sign=-1, root=True, gated=True):
+    """The answer of 08.5, and what goes wrong without one of its parts."""
+
+    def boosted(x, layer):
+        def attend(part, r):
+            q, k, v = part.query(r), part.key(r), part.value(r)
+            scale = math.sqrt(q.shape[-1]) if root else 1
+            return (q @ k.mT / scale).softmax(-1) @ v
+
+        (second,) = layer.corrections
+        F = attend(layer, x)
+        c = attend(second, x + sign * F)
+        g = second.gate(torch.cat([F, c], -1)).sigmoid() if gated else 1
+        return layer.out(F + g * c).detach()
+
+    return boosted
+
+
+@exercise(
+    "08.5",
+    "what the layer gives for inputs (B, T, D)",
+    "That is the layer. All else in the library is heads, masks, caches and checks.",
+    on=lambda: list(layers_and_inputs()),
+)
+def _():
+    yield two_rounds()
+    yield two_rounds(sign=1), "The second round reads what is missing, x − F."
+    yield two_rounds(root=False), "Divide the scores by the root of the width."
+    yield two_rounds(gated=False), "The gate is the sigmoid of its map of F and c."
 
 
 @exercise(
