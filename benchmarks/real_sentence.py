@@ -20,9 +20,7 @@ SCORES = {"broad": "tokens", "previous": "previous", "induction": "induction"}
 def chosen_heads():
     """Layer and head with the highest score, by the kind of head."""
     (found,) = (
-        r
-        for r in load_records("real-smoother")
-        if (r.settings["text"], r.settings["part"]) == ("python-docs", "heads")
+        r for r in load_records("real-smoother") if (r.settings["text"], r.settings["part"]) == ("python-docs", "heads")
     )
     heads = {}
     for kind, score in SCORES.items():

@@ -182,7 +182,9 @@ ELSEWHERE = {
     ),
 }
 # What a second round reads: the keys and values of the first, or of the input (E2).
-READS_INPUT = {"*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")}
+READS_INPUT = {
+    "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
+}
 # After a short warm-up, and on text that is read once, at width 96.
 SHORT_WARM_UP = {"*twicing*, short warm-up": (BOOSTED, "twicing", "mini")}
 READ_ONCE = {
@@ -235,10 +237,14 @@ def models_table(report: Report) -> object:
         ]
         first = runs[0][0]
         cost = first["training_flops"] / first["tokens"] / 1e6
-        means = [np.mean([m["test_loss"] for m in found]) for found in runs if found]
+        means = [
+            np.mean([m["test_loss"] for m in found]) for found in runs if found
+        ]
         cells = [f"{math.exp(mean):.1f}" for mean in means]
         cells += ["not run"] * (2 - len(cells))
-        rows.append([label, f"{first['parameters'] / 1e6:.2f}", f"{cost:.1f}", *cells])
+        rows.append(
+            [label, f"{first['parameters'] / 1e6:.2f}", f"{cost:.1f}", *cells]
+        )
     head = "", "million weights", "MFLOPs a token", "perplexity", "long run"
     return markdown_table(head, rows)
 
@@ -246,7 +252,9 @@ def models_table(report: Report) -> object:
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
     adjusted, rows = planned_p(report), []
-    for against, of in (READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
+    for against, of in (
+        READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
+    ).items():
         rows.append([against, cell(report, of, adjusted)])
     return markdown_table(["boosted minus", "change, %"], rows)
 

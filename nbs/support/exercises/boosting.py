@@ -482,7 +482,9 @@ def layers_and_inputs():
     what it reads, twice."""
     for seed in (0, 1):
         torch.manual_seed(seed)
-        layer = GradientBoostedAttention(8, 1, kv_from="residual", dtype=torch.float64)
+        layer = GradientBoostedAttention(
+            8, 1, kv_from="residual", dtype=torch.float64
+        )
         torch.nn.init.normal_(layer.corrections[0].gate.weight)
         yield torch.randn(2, 5, 8, dtype=torch.float64), layer
 
