@@ -300,6 +300,25 @@ def test_panels_stand_below_each_other_on_a_phone_and_are_one_image_on_a_desk(br
         assert page.locator("img").is_visible() and not page.locator(".panels").is_visible()
 
 
+def test_a_row_of_results_is_a_card_on_a_phone_and_its_verdict_is_in_sight(browser, tmp_path):
+    heads, cells = ("_".join(["a_heading_that_is_long"] * 3), "verdict"), ("−0.1 (−0.2 to +0.1, five pairs)", "held")
+    columns = "".join(f"<th>{one}</th>" for one in ("", *heads))
+    row = "".join(f'<td data-label="{one}"><p>{cell}</p></td>' for one, cell in zip(("", *heads), ("boosted", *cells)))
+    html = f"<table class='table {{}}'><thead><tr>{columns}</tr></thead><tbody><tr>{row}</tr></tbody></table>"
+    body = "".join(f"<div class=pst-scrollable-table-container>{html.format(name)}</div>" for name in ("cards", ""))
+    with styled(browser, tmp_path, body) as page:
+        box, plain = page.locator(".pst-scrollable-table-container").all()
+        assert box.evaluate("e => e.scrollWidth == e.clientWidth") and darkest(box, 0.97, 1) > 240
+        tops = [cell.bounding_box()["y"] for cell in box.locator("td").all()]
+        assert tops == sorted(set(tops)) and box.get_by_text("held").is_visible()
+        label = "e => getComputedStyle(e, '::before').content"
+        assert box.locator("td").last.evaluate(label) == '"verdict"'
+        assert plain.locator("td").last.evaluate(label) == "none"
+        assert plain.evaluate("e => e.scrollWidth > e.clientWidth")
+        page.set_viewport_size({"width": 1280, "height": 900})
+        assert len({cell.bounding_box()["y"] for cell in box.locator("td").all()}) == 1
+
+
 def test_where_a_number_was_measured_is_told_to_the_keyboard_and_to_a_finger(browser, tmp_path):
     words = "2026-11-21, x86_64 CPU, 2 threads, torch 2.13.0+cpu"
     body = f"<p>{'Words. ' * 30}5 seeds{provenance.mark(words, ' (', ')').astext()}. {'Words. ' * 30}</p>"
