@@ -14,7 +14,9 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 LINES = ("prediction", "statistic", "threshold", "observed", "verdict")
 CLAIM = re.compile("".join(rf"^{name:12}(.*(?:\n {{12}}.*)*)\n" for name in LINES), re.M)
 MINUS = re.compile(r"(?<![\w-])-(?=[\d.])")
-BADGES = {"held": "success", "did not hold": "danger", "open": "secondary"}
+BADGES = {"held": "success", "did not hold": "danger", "open": "secondary", "proved, checked": "muted"}
+# How the box names what a cell calls statistic, threshold and observed.
+WORDS = ("measured", "needed", "found")
 
 
 def box_of(claim: re.Match) -> nodes.raw:
@@ -22,7 +24,7 @@ def box_of(claim: re.Match) -> nodes.raw:
     prediction, *rows, verdict = (escape(MINUS.sub("−", " ".join(text.split()))) for text in claim.groups())
     badge = f'<span class="sd-sphinx-override sd-badge sd-bg-{BADGES[verdict]} sd-bg-text-{BADGES[verdict]}">'
     head = f"<p>{badge}{verdict}</span> {prediction[:1].upper()}{prediction[1:]}</p>"
-    rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in zip(LINES[1:-1], rows, strict=True))
+    rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in zip(WORDS, rows, strict=True))
     return nodes.raw("", f'<div class="claim">{head}<dl>{rows}</dl></div>', format="html")
 
 

@@ -27,9 +27,9 @@ from myst_nb.sphinx_ import NbMetadataCollector
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
-VERDICTS = ("held", "did not hold", "open", "seen", "not known yet")
-HEADS = ("held", "did not hold (in a box)", "open (in a box)", "seen", "not known yet")
-PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(held|did not hold|open)$", re.M | re.S)
+VERDICTS = ("held", "did not hold", "open", "proved, checked", "seen", "not known yet")
+HEADS = ("held", "did not hold (in a box)", "open (in a box)", *VERDICTS[3:])
+PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(" + "|".join(VERDICTS[:4]) + ")$", re.M | re.S)
 WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
 WORD = re.compile(r"(held|did not hold|open|seen)( after Holm|, not planned)?")
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "transformers")
@@ -137,7 +137,7 @@ class WriteStatus(SphinxPostTransform):
             seconds = f"{ran['runtime']:.0f}" if ran and ran["runtime"] else ""
             pages.append([link, seconds, *(counted(v, found[v], boxes[v]) for v in VERDICTS)])
             for claim, verdict, place in tested:
-                if verdict != "held":
+                if verdict not in ("held", "proved, checked"):
                     anchor = f"#{place['ids'][0]}" if place else ""
                     inside = f'<a href="{address}{anchor}">{escape(words.get(claim, capital(claim)))}</a>'
                     claims.append([inside, verdict, number or escape(env.titles[there].astext())])

@@ -462,6 +462,7 @@ def put_to_test(
     threshold: str,
     observed: str,
     holds: bool | None,
+    proved: bool = False,
 ) -> bool | None:
     """Print an empirical claim with what was predicted and what was
     observed; return whether it holds.
@@ -478,23 +479,26 @@ def put_to_test(
         What was observed.
     holds : bool or None
         Whether it lies there; None if the observation does not decide it.
+    proved : bool
+        Whether the book proves the claim: if it holds, the verdict is not ``held`` but
+        ``proved, checked``.
     """
     if getattr(holds, "nbytes", 0) == 1:  # a truth value of NumPy or torch
         holds = holds.item()
     check(holds=(holds, (one_of(True, False, None)[0], "True, False or None")))
+    check_flag("proved", proved)
     verdicts = {True: "held", False: "did not hold", None: "open"}
     lines = {
         "prediction": prediction,
         "statistic": statistic,
         "threshold": threshold,
         "observed": observed,
-        "verdict": verdicts[holds],
+        "verdict": "proved, checked" if proved and holds else verdicts[holds],
     }
     check(**{name: (text, STRING) for name, text in lines.items()})
     for name, text in lines.items():
-        parts = [
-            part for line in text.splitlines() for part in textwrap.wrap(line, 76)
-        ]
+        wrapped = (textwrap.wrap(line, 76) for line in text.splitlines())
+        parts = sum(wrapped, [])
         print(f"{name:12}" + f"\n{'':12}".join(parts))
     print()
     return holds

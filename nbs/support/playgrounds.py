@@ -115,8 +115,9 @@ FIGURES = {
         ],
     ),
     "fit": (
-        "Three points, the line through the origin fitted to them, dashed residuals, and the fit after a second round.",
-        260,
+        "Three points, the fitted line through the origin and dashed residuals; below, as bars, each residual and what "
+        "a second round adds.",
+        398,
         [
             (f"y{i}", f"point {i}", -2, 6, 0.05, start)
             for i, start in enumerate((2, 3, 5), 1)
@@ -253,9 +254,10 @@ KEYS = {
     ],
     "fit": [
         ("●", "data", "points"),
-        ("━", "first", "fit"),
-        ("┅", "wrong", "residuals"),
-        ("┅", "second", "after a second round"),
+        ("━", "own", "least squares"),
+        ("━", "first", "averages"),
+        ("■", "wrong", "residual: in"),
+        ("■", "own", "the second look: out"),
     ],
     "smooth": [
         ("●", "data", "noisy values"),
@@ -643,6 +645,7 @@ DATA = {
     "test_time": lambda: {"colour": colour_of("linear attention")},
     "sinkhorn": lambda: {"colour": colour_of("Sinkhorn")},
     "geometry": lambda: {"colour": colour_of("least squares")},
+    "fit": lambda: {"colour": colour_of("least squares")},
 }
 GIVEN = {
     "first": colour_of("softmax attention"),

@@ -262,6 +262,15 @@ def test_a_claim_put_to_the_test_may_fail(holds, verdict, capsys):
     ]
 
 
+@pytest.mark.parametrize(("holds", "verdict"), [(True, "proved, checked"), (False, "did not hold"), (None, "open")])
+def test_a_check_of_what_is_proved_has_a_verdict_of_its_own_only_if_it_holds(holds, verdict, capsys):
+    said = dict(prediction="p", statistic="s", threshold="t", observed="o", proved=True)
+    assert conventions.put_to_test(**said, holds=holds) is holds
+    assert f"verdict     {verdict}\n" in capsys.readouterr().out
+    with refused("proved"):
+        conventions.put_to_test(**(said | {"proved": 1}), holds=True)
+
+
 def test_a_verdict_is_a_truth_value_or_open():
     said = dict(prediction="p", statistic="s", threshold="t", observed="o")
     for true in (np.True_, np.array(True), torch.tensor(True), torch.tensor([True])):

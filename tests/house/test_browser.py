@@ -15,6 +15,7 @@ import pages
 from gbattn.conventions import colour_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
+import panels
 import provenance
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -281,6 +282,41 @@ def test_a_box_has_a_shadow_where_it_is_cut_and_none_where_it_ends(browser, tmp_
         assert darkest(cut, 0.97, 1) < 220 and darkest(cut, 0, 0.03) < 220
         cut.evaluate("box => { box.scrollLeft = 800 }")
         assert darkest(cut, 0.97, 1) > 240 and darkest(cut, 0, 0.03) < 220
+
+
+def test_panels_stand_below_each_other_on_a_phone_and_are_one_image_on_a_desk(browser, tmp_path):
+    image = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='800' height='200'/%3E"
+    pieces = panels.windows("x.svg", "Two panels", 600, 150, [0, 240, 600])
+    body = f'<div class=cell_output><figure>{pieces}<img class=whole alt="Two panels" src="{image}"></figure></div>'
+    with styled(browser, tmp_path, body) as page:
+        first, second = (window.bounding_box() for window in page.locator(".panels i").all())
+        assert not page.locator("img").is_visible() and second["y"] > first["y"] + first["height"]
+        assert first["width"] == 320 and first["width"] / first["height"] == pytest.approx(240 / 150, rel=0.01)
+        assert second["x"] + second["width"] <= PHONE["width"]
+        assert second["width"] / second["height"] == pytest.approx(360 / 150, rel=0.01)
+        figure = page.locator("figure")
+        assert figure.evaluate("e => e.scrollWidth == e.clientWidth")
+        page.set_viewport_size({"width": 1280, "height": 900})
+        assert page.locator("img").is_visible() and not page.locator(".panels").is_visible()
+
+
+def test_a_row_of_results_is_a_card_on_a_phone_and_its_verdict_is_in_sight(browser, tmp_path):
+    heads, cells = ("_".join(["a_heading_that_is_long"] * 3), "verdict"), ("−0.1 (−0.2 to +0.1, five pairs)", "held")
+    columns = "".join(f"<th>{one}</th>" for one in ("", *heads))
+    row = "".join(f'<td data-label="{one}"><p>{cell}</p></td>' for one, cell in zip(("", *heads), ("boosted", *cells)))
+    html = f"<table class='table {{}}'><thead><tr>{columns}</tr></thead><tbody><tr>{row}</tr></tbody></table>"
+    body = "".join(f"<div class=pst-scrollable-table-container>{html.format(name)}</div>" for name in ("cards", ""))
+    with styled(browser, tmp_path, body) as page:
+        box, plain = page.locator(".pst-scrollable-table-container").all()
+        assert box.evaluate("e => e.scrollWidth == e.clientWidth") and darkest(box, 0.97, 1) > 240
+        tops = [cell.bounding_box()["y"] for cell in box.locator("td").all()]
+        assert tops == sorted(set(tops)) and box.get_by_text("held").is_visible()
+        label = "e => getComputedStyle(e, '::before').content"
+        assert box.locator("td").last.evaluate(label) == '"verdict"'
+        assert plain.locator("td").last.evaluate(label) == "none"
+        assert plain.evaluate("e => e.scrollWidth > e.clientWidth")
+        page.set_viewport_size({"width": 1280, "height": 900})
+        assert len({cell.bounding_box()["y"] for cell in box.locator("td").all()}) == 1
 
 
 def test_where_a_number_was_measured_is_told_to_the_keyboard_and_to_a_finger(browser, tmp_path):

@@ -43,14 +43,41 @@ def test_what_a_claim_prints_becomes_a_box_between_what_is_printed_beside_it(cap
     put_to_test(prediction="two rounds " + "win and " * 12 + "win", **decided, holds=False)
     print("between")
     put_to_test(prediction="open", **decided, holds=None)
+    put_to_test(prediction="zero", **decided, holds=True, proved=True)
     printed = capsys.readouterr().out
     parts = claim_boxes.parts_of(nodes.literal_block(printed, printed, classes=["output", "stream"]))
-    assert [part.astext() for part in parts[::2]] == ["before", "between"]
-    assert [part["classes"] for part in parts[::2]] == [["output", "stream"]] * 2
-    first, second = (part.astext() for part in parts[1::2])
+    assert [part.astext() for part in parts[:3:2]] == ["before", "between"]
+    assert [part["classes"] for part in parts[:3:2]] == [["output", "stream"]] * 2
+    first, second = (part.astext() for part in parts[1:4:2])
+    assert parts[4].astext().count("sd-bg-muted") == 1 and "proved, checked</span> Zero</p>" in parts[4].astext()
     assert "did not hold</span> Two rounds " + "win and " * 12 + "win</p>" in first
-    assert "<dd>the &lt;least&gt; difference</dd>" in first and "<dd>below −1</dd>" in first
+    assert "<dt>measured</dt><dd>the &lt;least&gt; difference</dd>" in first and "<dd>below −1</dd>" in first
     assert "<dd>−2 (−3e-2 to −1) n = 7</dd>" in first and "open</span> Open</p>" in second
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_words_of_every_badge_are_legible(theme):
+    """A contrast of 4.5, as the guidelines want it, of each badge that a verdict has, and of that of what was seen."""
+    style = (EXTENSIONS.parent / "_static" / "book.css").read_text()
+    rule = re.search(rf'html\[data-theme="{theme}"\] {{(.*?)\n}}', style, re.S)[1]
+    colours = dict(re.findall(r"--sd-color-([\w-]+): #(\w{6});", rule))
+    assert {*claim_boxes.BADGES.values(), "info"} == {name for name in colours if not name.endswith("-text")}
+    for name in (*claim_boxes.BADGES.values(), "info"):
+        assert contrast(colours[name], colours[f"{name}-text"]) >= 4.5, f"{name} in the {theme} theme"
+
+
+def contrast(*colours):
+    """The ratio of the luminances of two colours, as WCAG 2 defines it: from 1 to 21."""
+    assert len(colours) == 2
+    values = ([int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)] for colour in colours)
+    linear = lambda c: c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+    dark, light = sorted(sum(w * linear(c) for w, c in zip((0.2126, 0.7152, 0.0722), one)) for one in values)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_that_of_the_guidelines():
+    assert contrast("000000", "ffffff") == pytest.approx(21)
+    assert contrast("e89217", "ffffff") == pytest.approx(2.45, abs=0.01)
 
 
 def test_what_is_no_whole_claim_stays_as_it_is_printed():

@@ -18,6 +18,7 @@ import gbattn.conventions
 import pages
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "_ext"))
 README = (ROOT / "README.md").read_text()
 CELLS = json.loads((ROOT / "nbs" / "index.ipynb").read_text())["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
@@ -233,12 +234,25 @@ def test_four_buttons_and_a_route():
     buttons = [button["href"] for button in page.select(".first-steps a.sd-btn")]
     assert buttons == [
         "01_least_squares.html#three-points-by-hand",
-        "#route-of-four-chapters",
+        "#short-route",
         "https://colab.research.google.com/github/gbattn/gbattn/blob/main/nbs/01_least_squares.ipynb",
         pages.REPOSITORY,
     ]
-    route = [a["href"].split("_")[0] for a in page.select("#a-route-of-four-chapters ol a[href]:not(.glossary-link)")]
-    assert route == ["01", "03", "05", "08"]
+    route = [a["href"].split("_")[0] for a in page.select("#a-route-of-five-chapters ol a[href]:not(.glossary-link)")]
+    assert route == ["01", "03", "05", "08", "18"]
+
+
+def test_the_route_is_the_same_in_the_list_on_the_map_and_in_the_readme():
+    from bs4 import BeautifulSoup
+    from short_route import ROUTE
+
+    from support.diagrams import needs_map
+
+    listed = PROSE.split("(short-route)=")[1].split("\n## What you need")[0]
+    assert re.findall(r"^\d\. \[[^]]*\]\((\w+)\.ipynb", listed, re.M) == [*ROUTE]
+    filled = BeautifulSoup(needs_map().data, "html.parser").find_all("a", class_="on-route")
+    assert {link["href"].removesuffix(".html") for link in filled} == {*ROUTE}
+    assert re.findall(r"nbs/(\w+)\.ipynb", re.search(r"^A short route: .*$", README, re.M)[0]) == [*ROUTE]
 
 
 # ---- What is shared ----

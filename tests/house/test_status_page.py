@@ -28,12 +28,14 @@ def page(*content):
 
 
 def test_a_claim_has_the_verdict_that_its_page_prints():
-    blocks = [PRINTED.format(n=1, verdict="held") + "\n" + PRINTED.format(n=2, verdict="did not hold")]
+    blocks = [PRINTED.format(n=n, verdict=verdict) for n, verdict in enumerate(("held", "did not hold"), 1)]
+    blocks = ["\n".join(blocks), PRINTED.format(n=3, verdict="proved, checked")]
     blocks += ["E9: it grows\n   not known yet: 3 of 10 runs are in\n", "verdict = held\nopen: a file\n"]
     found = status.claims_in(page(*(nodes.literal_block(text=text) for text in blocks)))
     ahead = "the first is ahead of the second"
     found = [found[:2] for found in found]
-    assert found == [(ahead, "held"), (ahead, "did not hold"), ("E9: it grows", "not known yet")]
+    verdicts = ("held", "did not hold", "proved, checked")
+    assert found == [*((ahead, verdict) for verdict in verdicts), ("E9: it grows", "not known yet")]
 
 
 def test_a_claim_knows_the_section_in_which_it_stands():
@@ -55,6 +57,7 @@ def test_a_verdict_in_a_table_or_on_a_badge_counts_and_one_in_a_sentence_does_no
         page(
             nodes.literal_block(text=PRINTED.format(n=1, verdict="held")),
             word("held"),
+            nodes.literal_block(text=PRINTED.format(n=2, verdict="proved, checked")),
             word("open after Holm"),
             word("seen", nodes.emphasis),
             word("opened"),
@@ -63,7 +66,7 @@ def test_a_verdict_in_a_table_or_on_a_badge_counts_and_one_in_a_sentence_does_no
             word("did not hold", nodes.inline, nodes.list_item, classes=["sd-badge"]),
         )
     )
-    assert found == {"held": 2, "open": 1, "seen": 1, "did not hold": 2}
+    assert found == {"held": 2, "proved, checked": 1, "open": 1, "seen": 1, "did not hold": 2}
 
 
 def test_a_count_tells_how_many_of_its_claims_the_second_table_has():

@@ -1,4 +1,5 @@
-// Chapter 1: the line through the origin and three points, and what a second round finds in its residual.
+// Chapter 1: the line through the origin and three points; below it, a pair of bars for each point: what is left goes
+// in, and what a second round makes of it comes out.
 (given => {
   const x = [1, 2, 2], across = t => 60 + 215 * t, down = y => 190 - 30 * y;
   const H = x.map(a => x.map(b => a * b / 9));  // the hat matrix of the column x
@@ -10,13 +11,24 @@
       return {y, F, r, second: times(S, r)};
     },
     at: (_, height) => Math.max(-2, Math.min(6, (190 - height) / 30)),
-    draw: ({y, F, second}, v) => {
+    draw: ({y, F, r, second}, v) => {
+      const colour = v.averages ? given.first : given.data.colour, zero = 320;
       const ends = v.averages ? [] : [0, 1, 2.4];  // the line goes on; averages are known at the points alone
       const curve = (values, ...more) => path(
         ends.length ? ends.map(t => [across(t), down(t * values[0])]) : [[across(1), down(values[0])], [across(2), down(values[1])]], ...more);
       let out = line(20, down(0), 580, down(0), "currentColor", 1, 'opacity=".3"');
       x.forEach((t, i) => { out += line(across(t), down(y[i]), across(t), down(F[i]), given.wrong, 2, 'stroke-dasharray="4 3"'); });
-      out += curve(F, given.first) + curve(F.map((t, i) => t + second[i]), given.second, 2.5, 'stroke-dasharray="8 5"');
+      out += curve(F, colour);
+      const bar = (at, value, fill) => {
+        const long = 12 * Math.abs(value);
+        return `<path d="M${at} ${zero}v${value < 0 ? long : -long}h34v${value < 0 ? -long : long}z" fill="${fill}"/>`;
+      };
+      out += line(20, zero, 580, zero, "currentColor", 1, 'opacity=".3"');
+      x.forEach((_, i) => {
+        const left = 50 + 190 * i;
+        out += bar(left, r[i], given.wrong) + bar(left + 38, second[i], colour);
+        out += text(left + 80, zero - 6, round(second[i], 2), "start", colour) + text(left, 392, `point ${i + 1}`);
+      });
       x.forEach((t, i) => { out += circle(across(t), down(y[i]), 9, "currentColor", `data-drag="${names[i]}" style="cursor:ns-resize;touch-action:none"`); });
       return out;
     },
