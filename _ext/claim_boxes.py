@@ -1,6 +1,7 @@
 """A claim that a cell puts to the test stands on the page as a box: verdict and prediction first, then what decided.
 
-`gbattn.conventions.put_to_test` prints five lines of plain text, which a notebook shows as they are.
+`gbattn.conventions.put_to_test` prints five lines of plain text, which a notebook shows as they are.  Claims after a
+line ``== a caption ==`` of the same output become one table instead, each with its rule on a click.
 """
 
 from __future__ import annotations
@@ -17,27 +18,55 @@ MINUS = re.compile(r"(?<![\w-])-(?=[\d.])")
 BADGES = {"held": "success", "did not hold": "danger", "open": "secondary", "proved, checked": "muted"}
 # How the box names what a cell calls statistic, threshold and observed.
 WORDS = ("measured", "needed", "found")
+CAPTION = re.compile(r"^== (.*) ==$", re.M)
+WORD = re.compile(r"(a )?[a-z]{2}")  # what may get a capital: a word, or an article before one; ν or x stays a symbol
+
+
+def badge_of(verdict: str) -> str:
+    """A verdict as a badge."""
+    colour = BADGES[verdict]
+    return f'<span class="sd-sphinx-override sd-badge sd-bg-{colour} sd-bg-text-{colour}">{verdict}</span>'
+
+
+def told(claim: re.Match) -> list[str]:
+    """The five texts of a printed claim, in HTML."""
+    prediction, *rest = (escape(MINUS.sub("−", " ".join(text.split()))) for text in claim.groups())
+    return [prediction[:1].upper() + prediction[1:] if WORD.match(prediction) else prediction, *rest]
 
 
 def box_of(claim: re.Match) -> nodes.raw:
     """The box of a printed claim."""
-    prediction, *rows, verdict = (escape(MINUS.sub("−", " ".join(text.split()))) for text in claim.groups())
-    badge = f'<span class="sd-sphinx-override sd-badge sd-bg-{BADGES[verdict]} sd-bg-text-{BADGES[verdict]}">'
-    head = f"<p>{badge}{verdict}</span> {prediction[:1].upper()}{prediction[1:]}</p>"
+    prediction, *rows, verdict = told(claim)
+    head = f"<p>{badge_of(verdict)} {prediction}</p>"
     rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in zip(WORDS, rows, strict=True))
     return nodes.raw("", f'<div class="claim">{head}<dl>{rows}</dl></div>', format="html")
 
 
+def table_of(caption: str, claims: list[re.Match]) -> nodes.raw:
+    """One table of several printed claims."""
+    rows = []
+    for prediction, statistic, threshold, observed, verdict in map(told, claims):
+        rule = f"<details><summary>rule</summary>{statistic}: {threshold}</details>"
+        cells = f"{prediction} {rule}", badge_of(verdict), observed
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{name}</th>" for name in (escape(caption), "verdict", "observed"))
+    inside = f'<table class="table"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return nodes.raw("", f'<div class="pst-scrollable-table-container">{inside}</div>', format="html")
+
+
 def parts_of(block: nodes.literal_block) -> list[nodes.Node]:
-    """The boxes of a printed text, and what it has before, between and after them."""
+    """The boxes of a printed text, or their table, and what it has before, between and after them."""
     text, parts, at = block.astext() + "\n", [], 0
-    for claim in [*CLAIM.finditer(text), None]:
-        between = text[at : claim.start() if claim else None].strip("\n")
+    caption, claims = CAPTION.search(text), [*CLAIM.finditer(text)]
+    pieces = [(claim.span(), box_of(claim)) for claim in claims]
+    if caption and claims:
+        pieces = [((caption.start(), claims[-1].end()), table_of(caption[1], claims))]
+    for (start, end), shown in [*pieces, ((None, None), None)]:
+        between = text[at:start].strip("\n")
         if between:
             parts.append(nodes.literal_block(between, between, **block.non_default_attributes()))
-        if claim:
-            parts.append(box_of(claim))
-            at = claim.end()
+        parts += [shown] if shown else []
+        at = end
     return parts
 
 

@@ -80,6 +80,35 @@ def test_contrast_is_that_of_the_guidelines():
     assert contrast("e89217", "ffffff") == pytest.approx(2.45, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "prediction, shown",
+    [
+        ("ν = 0 is best", "ν = 0 is best"),
+        ("a = 1 is best", "a = 1 is best"),
+        ("a share below a* stays", "A share below a* stays"),
+        ("D is larger", "D is larger"),
+        ("two rounds win", "Two rounds win"),
+    ],
+)
+def test_a_symbol_at_the_head_of_a_claim_is_no_word_and_gets_no_capital(prediction, shown, capsys):
+    put_to_test(prediction=prediction, statistic="s", threshold="t", observed="o", holds=True)
+    (box,) = claim_boxes.parts_of(nodes.literal_block(text=capsys.readouterr().out))
+    assert f"</span> {shown}</p>" in box.astext()
+
+
+def test_claims_under_a_caption_become_one_table(capsys):
+    print("before\n\n== What we predicted ==\n")
+    put_to_test(prediction="it wins", statistic="a number", threshold="above -1", observed="2", holds=True)
+    put_to_test(prediction="ν = 0 is best", statistic="another", threshold="below 0", observed="1", holds=None)
+    print("after")
+    before, table, after = claim_boxes.parts_of(nodes.literal_block(text=capsys.readouterr().out))
+    assert (before.astext(), after.astext()) == ("before", "after")
+    shown = table.astext()
+    assert shown.count("<tr>") == 3 and "<th>What we predicted</th>" in shown and "claim" not in shown
+    assert "<td>It wins <details><summary>rule</summary>a number: above −1</details></td>" in shown
+    assert "held</span></td><td>2</td>" in shown and "open</span></td><td>1</td>" in shown and "<td>ν = 0" in shown
+
+
 def test_what_is_no_whole_claim_stays_as_it_is_printed():
     text = "prediction  it holds\nverdict     held\n"
     assert [part.astext() for part in claim_boxes.parts_of(nodes.literal_block(text, text))] == [text.strip()]
