@@ -49,7 +49,7 @@ def table_of(caption: str, claims: list[re.Match]) -> nodes.raw:
         rule = f"<details><summary>rule</summary>{statistic}: {threshold}</details>"
         cells = f"{prediction} {rule}", badge_of(verdict), observed
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{name}</th>" for name in (escape(caption), "verdict", "observed"))
+    head = "".join(f"<th>{name}</th>" for name in (escape(caption), "verdict", "found"))
     inside = f'<table class="table"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     return nodes.raw("", f'<div class="pst-scrollable-table-container">{inside}</div>', format="html")
 
