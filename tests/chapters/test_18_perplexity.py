@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -699,12 +700,12 @@ def test_the_settings_are_those_of_the_book():
             better, worse, *names = setting.of(baseline)
             known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
             assert {better, worse} <= known
-            assert Report().shared_seeds(*names), (setting.label, baseline)
+            assert of_the_book().shared_seeds(*names), (setting.label, baseline)
 
 
 def test_the_family_is_every_planned_comparison():
     """The ten orderings and what was planned after them, each once; counted by hand from the plans."""
-    report = Report()
+    report = of_the_book()
     found = family(report)
     assert set(ORDERINGS.values()) <= set(found) and len(found) == 28 + 4 + 2 + 4 + 2
     assert sum(of[0] == "gap" for of in found) == 4 and {("E2",), ("E6",)} <= set(found)
@@ -763,6 +764,12 @@ def test_few_pairs_have_signs_and_resamples(tmp_path, monkeypatch):
     assert not few_pairs_table(report, most=2).data.splitlines()[2:]
 
 
+@cache
+def of_the_book():
+    """What the records of the book say, read once for all tests."""
+    return Report()
+
+
 def short_cells():
     """The comparisons in the two tables of the chapter."""
     return [of for rows in SHORT_TABLES.values() for cells in rows.values() for of in cells if of]
@@ -772,7 +779,7 @@ def test_the_short_tables_ask_what_the_book_can_answer():
     for better, worse, *names in (*short_cells(), *ELSEWHERE.values(), *SHORT_WARM_UP.values(), *READ_ONCE.values()):
         known = {arm.name for name in names for part in name.split("+") for arm in EXPERIMENTS[part].arms}
         assert {better, worse} <= known and better.startswith("boosted")
-    report = Report()
+    report = of_the_book()
     found = [table.splitlines() for table in short_tables(report).data.split("\n\n")]
     assert [len(lines) for lines in found] == [2 + 5, 2 + 5]
     assert found[0][2].endswith(" | not run |") and found[1][3].endswith(" | not run |")
@@ -784,7 +791,7 @@ def test_the_short_tables_ask_what_the_book_can_answer():
 
 
 def test_the_table_of_other_settings():
-    report, rows = Report(), READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
+    report, rows = of_the_book(), READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     lines = elsewhere_table(report).data.replace("\xa0", " ").splitlines()[2:]
     assert lines[0].startswith("| *boosted*, keys and values of $x$ | ") and "**held**" in lines[0]
     assert lines[1].startswith("| *stack*, width 96 | ") and "**held**" in lines[1]
@@ -797,17 +804,17 @@ def test_the_table_of_other_settings():
 
 
 def test_the_table_of_models_has_their_sizes_and_means():
-    lines = [line.split(" | ") for line in models_table(Report()).data.splitlines()[2:]]
+    lines = [line.split(" | ") for line in models_table(of_the_book()).data.splitlines()[2:]]
     assert [line[0].strip("| ") for line in lines] == [*MODELS]
     assert lines[0][-1] == "not run |"
-    losses = Report().of_arm("boosted_shift", "shift-length")
+    losses = of_the_book().of_arm("boosted_shift", "shift-length")
     assert lines[4][-1] == f"{math.exp(np.mean(losses)):.1f} |" and len(losses) == 6
     flops = [float(line[2]) for line in lines]
     assert flops[1] == flops[2] == flops[4] == flops[5] > flops[0] == flops[3]
 
 
 def test_a_rate_that_a_sweep_missed_is_worse_in_every_pair():
-    report = Report()
+    report = of_the_book()
     for (name, arm), other in verdicts.BETTER_RATE.items():
         ran, better = report.of_arm(arm, name), report.of_arm(arm, other)
         assert len(ran) == len(better) >= 3 and max(np.subtract(better, ran)) < 0
@@ -881,8 +888,8 @@ def test_the_lab_notebook_holds_what_it_says(notebook):
     assert len(first) > 150 and NOT_YET not in first.values()
     quoted = set(reports_of(text))
     assert quoted <= set(glued), quoted - set(glued)
-    assert scope["beside"](Report(), *ORDERINGS[9])[0] == pytest.approx(
-        np.corrcoef(*Report().losses(*ORDERINGS[9]))[0, 1]
+    assert scope["beside"](of_the_book(), *ORDERINGS[9])[0] == pytest.approx(
+        np.corrcoef(*of_the_book().losses(*ORDERINGS[9]))[0, 1]
     )
 
 
@@ -923,7 +930,7 @@ def test_the_page_holds_what_it_says(monkeypatch):
 
 def test_what_the_shift_is_worth_in_each_setting(monkeypatch):
     """The table against the differences themselves; a star where a rate lies at the edge of its grid."""
-    report = Report()
+    report = of_the_book()
     *_, wikipedia, gutenberg, one_pass, common, rotary, _ = settings_table(report).data.splitlines()
     cells = lambda line: [cell.strip() for cell in line.strip("|").split("|")][1:]
     both = report.difference("boosted_shift", "standard_shift", "shift+shift-again")
@@ -941,7 +948,7 @@ def test_what_the_shift_is_worth_in_each_setting(monkeypatch):
 
 
 def test_what_the_shift_does_for_each_arm():
-    report = Report()
+    report = of_the_book()
     first, *_, stack = shift_table(report).data.splitlines()[2:]
     size = in_percent(report.difference("standard_shift", "standard", "mini-warm+shift-plain", "shift"))
     assert first == f"| standard | 20 of 20 | {size} |"
