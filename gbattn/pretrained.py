@@ -673,7 +673,7 @@ class BoostedModel:
         if isinstance(module, HeadCorrection):
             module.start_as_nothing()
 
-# %% ../nbs/30_pretrained.ipynb #c0cf4edd
+# %% ../nbs/30_pretrained.ipynb #2083c626
 #| code-fold: true
 class BoostedLlamaConfig(BoostedConfig, llama.LlamaConfig):
     """Llama's config, and ``boosting``, the options of `boost`."""
