@@ -688,8 +688,7 @@ class BoostedLlamaForCausalLM(BoostedModel, llama.LlamaForCausalLM):
     config_class = BoostedLlamaConfig
     boosted_attention = BoostedLlamaAttention
 
-# %% ../nbs/30_pretrained.ipynb #c0cf4edd
-#| code-fold: true
+
 class BoostedGPT2Config(BoostedConfig, gpt2.GPT2Config):
     """GPT-2's config, and ``boosting``, the options of `boost`."""
 
