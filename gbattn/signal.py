@@ -149,7 +149,6 @@ class _Erfs:
         return np.einsum("...i,i->...", pairs, self.weights)
 
 # %% ../nbs/12_signal.ipynb #e12fbdd3
-#| code-fold: true
 class _UnitSize:
     """LayerNorm and RMSNorm at large width: all tokens have mean square 1."""
 
