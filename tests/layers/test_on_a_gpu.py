@@ -15,6 +15,7 @@ from gbattn.corpora import sequential_windows
 from gbattn.lab import training
 from gbattn.lab.catalogue import EXPERIMENTS
 from gbattn.lab.queue import run_experiment
+from gbattn.lab.side_by_side import Stack, train_side_by_side
 from gbattn.lab.training import train
 from gbattn.language_model import LanguageModel, ModelConfig
 from gbattn.timing import Specialisation
@@ -96,6 +97,17 @@ def test_a_captured_update_goes_as_eager(attention, precision):
     assert captured.learning_rate == plain.learning_rate
     for a, b in zip(*(model.parameters() for model in models)):
         assert (a - b).norm() <= (1e-4 if precision == "no" else 0.05) * a.norm() + 1e-6
+
+
+@pytest.mark.parametrize("attention", ARMS)
+def test_a_stack_goes_as_its_rows_alone(attention):
+    """From the fourth update on in a replayed graph, each row at its own rate."""
+    configs = [settings(learning_rate=rate, seed=seed) for rate, seed in ((1e-3, 0), (4e-3, 0), (1e-3, 1))]
+    stack = Stack([small(attention) for _ in configs])
+    for config, row in zip(configs, train_side_by_side(stack, corpus(), configs), strict=True):
+        alone = train(small(attention), corpus(), config, progress=False)
+        assert losses(row.history) == pytest.approx(losses(alone), rel=1e-4)
+        assert row.history.learning_rate == alone.learning_rate
 
 
 @pytest.mark.filterwarnings("ignore")
