@@ -623,7 +623,7 @@ def _corrections_of(layer, model, rounds: int, gate: str) -> nn.ModuleList:
     added = (HeadCorrection(*sizes, **like) for _ in range(1, rounds))
     return nn.ModuleList(added).train(layer.training)
 
-
+# %% ../nbs/30_pretrained.ipynb #7b061b14
 def _insert_corrections(model, kind, rounds, kv_from, gate, layers):
     """Give some layers corrections, and return these."""
     chosen = [_attention_modules(model)[number] for number in layers]
