@@ -28,10 +28,15 @@ def badge_of(verdict: str) -> str:
     return f'<span class="sd-sphinx-override sd-badge sd-bg-{colour} sd-bg-text-{colour}">{verdict}</span>'
 
 
+def capital(text: str) -> str:
+    """A text with a capital, if a word begins it."""
+    return text[:1].upper() + text[1:] if WORD.match(text) else text
+
+
 def told(claim: re.Match) -> list[str]:
     """The five texts of a printed claim, in HTML."""
     prediction, *rest = (escape(MINUS.sub("−", " ".join(text.split()))) for text in claim.groups())
-    return [prediction[:1].upper() + prediction[1:] if WORD.match(prediction) else prediction, *rest]
+    return [capital(prediction), *rest]
 
 
 def box_of(claim: re.Match) -> nodes.raw:

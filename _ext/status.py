@@ -22,6 +22,7 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
+from claim_boxes import capital
 from docutils import nodes
 from myst_nb.sphinx_ import NbMetadataCollector
 from sphinx.transforms.post_transforms import SphinxPostTransform
@@ -61,10 +62,6 @@ def claims_in(document):
 def sentences():
     """The sentence of each claim that the status page names."""
     return tomllib.loads((Path(__file__).parents[1] / "nbs" / "support" / "claims.toml").read_text("utf-8"))
-
-
-def capital(text):
-    return text[:1].upper() + text[1:]
 
 
 def is_shown(text):
