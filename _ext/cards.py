@@ -20,13 +20,13 @@ def with_cards(table: re.Match) -> str:
     """A table whose cells know their headings, if it is one for cards."""
     head, bar, body = table[1].partition("<tbody>")
     heads = [escape(unescape(re.sub(r"<[^>]*>", "", one)).strip()) for one in HEAD.findall(head)]
-    rows = body.split("<tr ")[1:]
+    rows = ROW.split(body)[1:]
     is_plain = bar and 'class="math' not in head and all(len(CELL.findall(row)) == len(heads) for row in rows)
     if not is_plain or len(heads) < COLUMNS or len(rows) > ROWS:
         return table[0]
     labels = iter(heads * len(rows))
     body = CELL.sub(lambda _: f'<td role="cell" data-label="{next(labels)}"', body)
-    head = head.replace("<thead>", '<thead role="rowgroup">').replace("<th ", '<th role="columnheader" ')
+    head = re.sub(r"<th\b", '<th role="columnheader"', head.replace("<thead>", '<thead role="rowgroup">'))
     inside = ROW.sub('<tr role="row"', head + '<tbody role="rowgroup">' + body)
     return f'<table class="table cards" role="table">{inside}</table>'
 

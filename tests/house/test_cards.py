@@ -46,6 +46,14 @@ def test_to_a_screen_reader_it_stays_a_table():
     assert all(one["role"] == role for name, role in roles.items() for one in soup.find_all(name))
 
 
+def test_a_table_of_claims_has_no_classes_and_is_one_too():
+    bare = re.sub(r' class="[^"]*"', "", RESULT).replace("<table>", '<table class="table">')
+    soup = BeautifulSoup(of(bare), "html.parser")
+    assert [cell["data-label"] for cell in soup.find_all("td")] == ["", "mean & interval", "by the “rule”"] * 2
+    assert soup.get_text() == BeautifulSoup(bare, "html.parser").get_text()
+    assert {head["role"] for head in soup.find_all("th")} == {"columnheader"}
+
+
 @pytest.mark.parametrize(
     "other",
     [
