@@ -76,7 +76,7 @@ class Stack:
 
     Parameters
     ----------
-    models : sequence of LanguageModel
+    models : sequence of gbattn.language_model.LanguageModel
         The rows, with the weights that each begins with.
     """
 
