@@ -1,4 +1,5 @@
-"""On each page of the short route, a line above its title that leads to the others: see _templates/layout.html."""
+"""On each page of the short route, a line above its title that leads to the others, see _templates/layout.html, and
+at its foot the next of them in the place of the next chapter."""
 
 import re
 
@@ -18,6 +19,9 @@ def add_route(app, pagename, templatename, context, doctree):
             address = app.builder.get_relative_uri(pagename, page) if one != name else ""
             stops.append((CHAPTER.match(one)[1], app.env.titles[page].astext(), address))
     context["short_route"] = stops
+    here = next(i for i, (*_, address) in enumerate(stops) if not address)
+    for number, title, address in stops[here + 1 : here + 2]:
+        context["next"] = {"link": address, "title": f"On the short route: {number}. {title}"}
 
 
 def setup(app):

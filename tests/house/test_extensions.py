@@ -529,6 +529,12 @@ def test_a_page_of_the_short_route_leads_to_the_others(tmp_path):
     assert [link["href"] for link in route.select("a")] == others
     assert route.a["title"] == "About 01_least_squares"
     assert not page(tmp_path, "nbs/02_memory").select(".short-route")
+    after = lambda name: page(tmp_path, f"nbs/{name}").select_one("a.right-next")
+    assert (
+        after("01_least_squares")["href"] == "03_smoothers.html" and after("02_memory")["href"] == "03_smoothers.html"
+    )
+    assert "On the short route: 5. About 05_boosting" in after("03_smoothers").get_text()
+    assert after("18_perplexity") is None  # the last page of this book
 
 
 def test_the_short_route_is_that_of_the_contents_and_of_the_files():
