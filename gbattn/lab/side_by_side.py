@@ -167,19 +167,17 @@ class _Learner:
 
 
 def _read(runs: list[Row], unread: list[torch.Tensor]) -> None:
-    """Make the updates since the last time into a point of each learning curve."""
-    now = time.perf_counter()
+    """Fetch the losses of the updates since the last time, and count their seconds."""
     found = torch.stack(unread).tolist()  # waits for the device
+    now = time.perf_counter()
     for row, run in enumerate(runs):
         run.seconds, run.since = run.seconds + now - run.since, now
-        if run.error is not None:
-            continue
         try:
             for step, (losses, norms) in enumerate(found, run.step - len(found)):
-                check_finite(run, "loss", losses[row], step)
-                check_finite(run, "gradient norm", norms[row], step)
-                run.unlogged.append((losses[row], norms[row]))
-            log_point(run)
+                if run.error is None:
+                    check_finite(run, "loss", losses[row], step)
+                    check_finite(run, "gradient norm", norms[row], step)
+                    run.unlogged.append((losses[row], norms[row]))
         except FloatingPointError as error:
             run.error = error
 
@@ -235,10 +233,15 @@ def train_side_by_side(stack: Stack, corpus, configs: Sequence) -> list[Row]:
             run.since = time.perf_counter()
         while runs[0].step < runs[0].steps and any(run.error is None for run in runs):
             unread.append(learner.update(runs))
-            if runs[0].step % first.log_every == 0 or runs[0].step == runs[0].steps:
+            log = runs[0].step % first.log_every == 0 or runs[0].step == runs[0].steps
+            evaluation = evaluation_due(runs[0])
+            if log or evaluation:
                 _read(runs, unread)
                 unread = []
-            if evaluation_due(runs[0]):
+            for run in runs if log else ():
+                if run.error is None:
+                    log_point(run)
+            if evaluation:
                 _validate(stack, corpus.valid, runs, length)
     for row, run in enumerate(runs):
         run.history.finished = run.error is None

@@ -111,62 +111,66 @@ def _score(split: str, found: Evaluation) -> dict:
 
 def train_and_score(one: PlannedRun, corpus: Corpus, work: Path, *, progress: bool, capture: bool) -> Record:
     """Train a run from where it was left, in its folder of work, and score it; a run that diverges is a result."""
-    model, splits, record = _begin(one, corpus)
+    model, splits, measured = _begin(one, corpus)
     try:
         options = dict(folder=work / "checkpoints", progress=progress, capture=capture)
         history = train(model, splits, one.train, **options)
     except FloatingPointError as error:
-        record.measured["why"] = str(error)
-        return record
-    if _note_curves(record, one, history, corpus):
-        record.measured.update(_scores(one, model, corpus))
-        model.save_pretrained(work / "model")
-    return record
+        measured["why"] = str(error)
+    else:
+        if _note_curves(measured, one, history, corpus):
+            measured |= _scores(one, model, corpus)
+            model.save_pretrained(work / "model")
+    return _record(one, corpus, measured)
 
 
 def train_and_score_together(runs: list[PlannedRun], corpus: Corpus, works: list[Path]) -> list[Record]:
     """Train runs that are alike side by side, from their beginning, and score them."""
-    models, splits, records = zip(*(_begin(one, corpus) for one in runs))
+    models, splits, measured = zip(*(_begin(one, corpus) for one in runs))
     stack = Stack(models)
     rows = train_side_by_side(stack, splits[0], [one.train for one in runs])
     length, scores = runs[0].train.length or runs[0].model.max_length, {}
     for split in ("valid", "test"):
         scores[split] = stack.losses(getattr(corpus, split), length, 32)
-    for number, (one, row, model, work, record) in enumerate(zip(runs, rows, models, works, records)):
+    for number, (one, row, model, work, found) in enumerate(zip(runs, rows, models, works, measured)):
         if row.error is not None:
-            record.measured["why"] = str(row.error)
-        elif _note_curves(record, one, row.history, corpus):
+            found["why"] = str(row.error)
+        elif _note_curves(found, one, row.history, corpus):
             for split, (nats, n_tokens) in scores.items():
-                found = Evaluation.of(nats[number], n_tokens, corpus.scored_bytes(split))
-                record.measured.update(_score(split, found))
+                found |= _score(split, Evaluation.of(nats[number], n_tokens, corpus.scored_bytes(split)))
             put_back(model, stack.of_row(number))
             model.save_pretrained(work / "model")
-    return list(records)
+    return [_record(one, corpus, found) for one, found in zip(runs, measured)]
 
 
-def _begin(one: PlannedRun, corpus: Corpus) -> tuple[LanguageModel, SimpleNamespace, Record]:
-    """The model of a run, what it trains on, and its record so far, of a run that diverged."""
+def _begin(one: PlannedRun, corpus: Corpus) -> tuple[LanguageModel, SimpleNamespace, dict]:
+    """The model of a run, what it trains on, and what is measured of it so far, as of a run that diverged."""
     same, want = corpus.vocab_size == one.corpus.vocab_size, f"{one.corpus.vocab_size}, as the model has"
     require(same, "vocab_size", corpus.vocab_size, want)
     model, count = LanguageModel(one.model, seed=one.seed), parameter_count(one.model)
     measured = dict(parameters=count.total, non_embedding=count.non_embedding)
     measured |= dict(valid_loss=None, test_loss=None, diverged=True)
-    settings = one.settings
-    settings["text"]["fingerprint"] = corpus.fingerprint
     splits = SimpleNamespace(train=corpus.train, valid=corpus.valid[: one.corpus.max_valid_tokens])
-    return model, splits, Record(one.experiment, settings, measured)
+    return model, splits, measured
 
 
-def _note_curves(record: Record, one: PlannedRun, history, corpus: Corpus) -> bool:
+def _note_curves(measured: dict, one: PlannedRun, history, corpus: Corpus) -> bool:
     """Note a training that ended; whether it learned anything."""
-    measured = record.measured
-    record.settings["steps"] = history.step[-1]
-    measured.update(_curves(one, history, corpus))
+    measured |= _curves(one, history, corpus)
     if history.best_loss >= math.log(one.model.vocab_size):
         measured["why"] = f"the best validation loss, {history.best_loss:.3f}, is no better than a guess"
         return False
     measured["diverged"] = False
     return True
+
+
+def _record(one: PlannedRun, corpus: Corpus, measured: dict) -> Record:
+    """The record of a run that is over: made now, as it says on which device the process has computed."""
+    settings = one.settings
+    settings["text"]["fingerprint"] = corpus.fingerprint
+    if "steps" in measured:
+        settings["steps"] = measured["steps"]
+    return Record(one.experiment, settings, measured)
 
 
 # ---- A share of the queue

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,6 +80,22 @@ def test_runs_side_by_side_give_the_records_of_runs_alone(corpora, tmp_path):
     model = LanguageModel.from_pretrained(tmp_path / "together" / "work" / rates.runs()[-1].id / "model")
     text = load_text(TINY.corpus, corpora)
     assert evaluate(model, text.test, length=16).loss == pytest.approx(together[-1].measured["test_loss"])
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_record_names_the_device_that_training_began_to_use(corpora, tmp_path, monkeypatch, together):
+    """A process holds no GPU before it trains: a record that is made earlier would name the CPU."""
+
+    def on_a_gpu(function, *args, **options):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "some GPU")
+        return function(*args, **options)
+
+    for name in ("train", "train_side_by_side"):
+        monkeypatch.setattr(workers, name, partial(on_a_gpu, getattr(workers, name)))
+    two = replace(TINY, arms=(STANDARD,))
+    found = go(corpora, tmp_path, two, together=together)
+    assert [record.provenance["device"] for record in found] == ["some GPU"] * 2
 
 
 def test_a_run_that_diverges_leaves_its_neighbours_alone(corpora, tmp_path):
