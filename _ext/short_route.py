@@ -3,7 +3,7 @@ at its foot the next of them in the place of the next chapter."""
 
 import re
 
-ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted", "18_perplexity")
+ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted", "17a_models", "18_perplexity")
 CHAPTER = re.compile(r"0?(\d+[a-z]?)_")
 
 

@@ -238,8 +238,8 @@ def test_four_buttons_and_a_route():
         "https://colab.research.google.com/github/gbattn/gbattn/blob/main/nbs/01_least_squares.ipynb",
         pages.REPOSITORY,
     ]
-    route = [a["href"].split("_")[0] for a in page.select("#a-route-of-five-chapters ol a[href]:not(.glossary-link)")]
-    assert route == ["01", "03", "05", "08", "18"]
+    route = [a["href"].split("_")[0] for a in page.select("#a-route-of-six-chapters ol a[href]:not(.glossary-link)")]
+    assert route == ["01", "03", "05", "08", "17a", "18"]
 
 
 def test_the_route_is_the_same_in_the_list_on_the_map_and_in_the_readme():

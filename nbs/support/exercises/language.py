@@ -524,6 +524,48 @@ def _():
     yield "default", "A default that is stated is the same setting."
 
 
+# ---- 17a The models of the results ----
+
+
+@exercise(
+    "17a.1",
+    "the perplexity",
+    "First the mean of the losses, then e to its power.",
+)
+def _():
+    yield 8.0
+    yield 17.0, "That is the mean of the perplexities. The mean is that of the losses."
+    yield 3 * math.log(2), "That is the mean loss, in nats."
+    yield 64 / 17, "That is one over the mean probability."
+
+
+@exercise(
+    "17a.2",
+    "the change of perplexity in per cent",
+    "The perplexity is e to the power of the loss. A fall is negative.",
+)
+def _():
+    yield 100 * math.expm1(-0.2)
+    yield -20.0, "That is nearly right for small changes only: a loss stands in an exponent."
+    yield -100 * math.expm1(-0.2), "It falls: the change is negative."
+    yield 100 * math.exp(-0.2), "That is what is left of it."
+    yield math.expm1(-0.2), "In per cent."
+
+
+@exercise(
+    "17a.3",
+    "the four shifted keys",
+    "The factor of a key itself is 1 + a.",
+)
+def _():
+    k = torch.tensor([3.0, 1.0, 4.0, 1.0])
+    before, after = k.roll(1), k.roll(-1)
+    before[0] = after[-1] = 0
+    yield (k + before) / 2
+    yield (before - k) / 2, "That has a where 1 + a stands."
+    yield (k + after) / 2, "That is the key after: a shift looks back."
+
+
 # ---- 18 Results ----
 
 
