@@ -224,32 +224,6 @@ def _():
 
 
 @exercise(
-    "25.4",
-    "the gate of the round on the innovations, then the weights of the level head and of the rising one",
-    "The gate is the Kalman gain over the gain of the scores.",
-)
-def _():
-    spread = 1.0  # before a value is seen
-    for _ in range(100):
-        gain = spread / (spread + 1)
-        spread = 0.8**2 * (1 - gain) * spread + 1 - 0.8**2
-    gate = gain / (1 - 0.8 * (1 - gain))
-    yield [gate, 1 - gate, gate]
-    yield (
-        [gain, ANY, ANY],
-        "The first: that is the Kalman gain. Scores that rise by log 2 have a gain of a half by themselves.",
-    )
-    yield (
-        [1.0, ANY, ANY],
-        "The first: without a gate the sum is nearly the second round on the values.",
-    )
-    yield (
-        [ANY, 1.0, gate],
-        "The second: the innovations are values minus a first head. Collect the terms of that head.",
-    )
-
-
-@exercise(
     "26.1",
     "the price β* at λ = 0.3",
     "The price is the share of a bit of code that a token gives back, and the prior cancels.",
