@@ -156,35 +156,6 @@ def _():
 
 
 @exercise(
-    "24.4",
-    "the weights (T, T), from the scores S",
-    "Causal and averaging, but not balanced; and the cache must hold queries.",
-    on=lambda: [(torch.randn(n, n),) for n in (3, 5)],
-)
-def _():
-    from gbattn.sinkhorn import sinkhorn_weights
-
-    balanced = lambda S: sinkhorn_weights(S, iterations=5000, tolerance=1e-12)
-
-    def by_prefixes(S, weights=balanced):
-        A = torch.zeros_like(S)
-        for t in range(1, len(S) + 1):
-            A[t - 1, :t] = weights(S[:t, :t])[-1]
-        return A
-
-    yield by_prefixes
-    yield (
-        lambda S: by_prefixes(S, lambda S: S.softmax(1)),
-        "That is causal softmax. Balance each prefix before its last row is taken.",
-    )
-    yield balanced, "Its first row depends on the last token."
-    yield (
-        lambda S: balanced(S).tril(),
-        "Balanced first and cut later: rows depend on later tokens, and do not sum to one.",
-    )
-
-
-@exercise(
     "25.1",
     "how many tokens at c = 1, and the c for 100",
     "The larger the slope, the shorter the memory: nearly 2/c tokens.",
@@ -249,32 +220,6 @@ def _():
     yield (
         [ANY, ANY, ANY, 2 * noise(one)],
         "The fourth: the noise of the second round is not independent of that of the first.",
-    )
-
-
-@exercise(
-    "25.4",
-    "the gate of the round on the innovations, then the weights of the level head and of the rising one",
-    "The gate is the Kalman gain over the gain of the scores.",
-)
-def _():
-    spread = 1.0  # before a value is seen
-    for _ in range(100):
-        gain = spread / (spread + 1)
-        spread = 0.8**2 * (1 - gain) * spread + 1 - 0.8**2
-    gate = gain / (1 - 0.8 * (1 - gain))
-    yield [gate, 1 - gate, gate]
-    yield (
-        [gain, ANY, ANY],
-        "The first: that is the Kalman gain. Scores that rise by log 2 have a gain of a half by themselves.",
-    )
-    yield (
-        [1.0, ANY, ANY],
-        "The first: without a gate the sum is nearly the second round on the values.",
-    )
-    yield (
-        [ANY, 1.0, gate],
-        "The second: the innovations are values minus a first head. Collect the terms of that head.",
     )
 
 
