@@ -100,6 +100,7 @@ def test_a_site_in_order_breaks_no_law(site, law):
         (pages.pages_link_home, f"{HOME}/raw", "_sources", "no button that downloads nbs/01_first"),
         (pages.pages_say_how_they_are_cited, "Authors. First. ", "Authors. ", "does not say how it is cited"),
         (pages.pages_say_how_they_are_cited, '<p class="cite-page">', "<p>", "does not say how it is cited"),
+        (pages.pages_say_how_they_are_cited, "First. ", "First?. ", "two marks at the end of its title"),
     ],
 )
 def test_a_page_that_breaks(site, law, old, new, sentence):

@@ -263,6 +263,8 @@ def pages_say_how_they_are_cited(site):
         title = (soup(path).title or line).get_text().split(" — ")[0].strip() if line else None
         if not line or ADDRESS + name not in line.get_text() or title not in line.get_text():
             found.append(f"{name} does not say how it is cited: see cite in _ext/front_page.py.")
+        elif re.search(r"[?!]\.", line.get_text()):
+            found.append(f"{name} is cited with two marks at the end of its title: see cite in _ext/front_page.py.")
     return found
 
 
