@@ -15,6 +15,7 @@ import pages
 from gbattn.conventions import colour_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
+import code_folds
 import panels
 import provenance
 
@@ -366,6 +367,14 @@ def test_what_a_term_means_is_told_to_the_keyboard_and_to_a_finger_before_its_li
         assert page.locator(".glossary-text").is_visible()
         page.locator("a").click()
         assert page.evaluate("location.hash") == "#x"
+
+
+def test_what_opens_on_a_click_is_called_by_its_title(browser, tmp_path):
+    button = "<button class=toggle-button aria-label='Toggle hidden content'></button>"
+    body = f"<p class=admonition-title>Solution to Exercise 1 {button}</p><script>{code_folds.NAMED}</script>"
+    with styled(browser, tmp_path, body) as page:
+        page.wait_for_load_state("load")
+        assert page.get_by_role("button", name="Solution to Exercise 1", exact=True).count() == 1
 
 
 # ---- A small site in which everything is wrong ----

@@ -105,7 +105,8 @@ def test_claims_under_a_caption_become_one_table(capsys):
     assert (before.astext(), after.astext()) == ("before", "after")
     shown = table.astext()
     assert shown.count("<tr>") == 3 and "<th>What we predicted</th>" in shown and "claim" not in shown
-    assert "<td>It wins <details><summary>rule</summary>a number: above −1</details></td>" in shown
+    summary = '<summary>rule<span class="sr-only">: It wins</span></summary>'
+    assert f"<td>It wins <details>{summary}a number: above −1</details></td>" in shown
     assert "held</span></td><td>2</td>" in shown and "open</span></td><td>1</td>" in shown and "<td>ν = 0" in shown
 
 
@@ -384,6 +385,14 @@ FOLDED = [
     new_code_cell("#| code-fold: true\n# What is drawn\ny = 1"),
     new_code_cell("#| code-fold: true\nimport math"),
 ]
+TITLED, TEXT = "#| code-fold: true\nimport math", new_markdown_cell("Text.")
+AGAIN = [
+    new_code_cell(TITLED),
+    TEXT,
+    new_code_cell(TITLED),
+    new_markdown_cell("## Later\n\nText."),
+    new_code_cell(TITLED),
+]
 
 
 def build(folder, *options):
@@ -399,7 +408,7 @@ def small_book(tmp_path_factory):
             new_markdown_cell(BOX.format(n=1, against="code") + INTRODUCED),
             new_code_cell("#| hide\nsecret = 1"),
         ],
-        "09_measured": [new_markdown_cell(TOLD), GLUED],
+        "09_measured": [new_markdown_cell(TOLD), GLUED, *AGAIN],
         "03b_second": [
             new_markdown_cell(BOX.format(n=2, against="here")),
             *FOLDED,
@@ -454,6 +463,17 @@ def test_folded_cells_in_a_row_open_together_above_what_the_last_shows(small_boo
     assert titles == ["What is drawn", "Imports", "How the figure is made"]
     assert [pre.get_text().strip() for pre in fold.select("pre")] == ["# What is drawn\ny = 1", "import math", "plot()"]
     assert fold.parent.find("figure", id="fig-line")
+
+
+def test_no_two_folds_of_a_page_have_one_name(small_book):
+    summaries = page(small_book, "09_measured").select("details.hide summary")
+    assert not any(summary.has_attr("aria-label") for summary in summaries)
+    assert [summary.select_one(".collapsed").get_text() for summary in summaries] == [
+        "Show imports, in Measured",
+        "Show imports, in Measured, 2",
+        "Show imports, in Later",
+    ]
+    assert all(summary.select_one(".sr-only") for summary in summaries)
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,18 @@ def pages_say_how_they_are_cited(site):
     return found
 
 
+def folds_have_names(site):
+    """What opens on a click says what it holds, and no two on a page say the same."""
+    found = []
+    for name, path in authored(site).items():
+        summaries = article(soup(path)).find_all("summary")
+        labelled = [one["aria-label"] for one in summaries if one.has_attr("aria-label")]
+        words = [" ".join((one.find(class_="collapsed") or one).get_text().split()) for one in summaries]
+        found += [f"{name}: a screen reader calls a fold {label!r} instead of its title." for label in labelled]
+        found += [f"{name}: {words.count(one)} folds are called {one!r}." for one in {*words} if words.count(one) > 1]
+    return found
+
+
 MEGABYTES, KILOBYTES = 16, 200  # of the site, and of a page that a server compresses
 
 
@@ -306,5 +318,6 @@ LAWS = [
     pages_can_be_shared,
     the_book_can_be_searched,
     pages_say_how_they_are_cited,
+    folds_have_names,
     the_site_is_light,
 ]
