@@ -51,7 +51,8 @@ def table_of(caption: str, claims: list[re.Match]) -> nodes.raw:
     """One table of several printed claims."""
     rows = []
     for prediction, statistic, threshold, observed, verdict in map(told, claims):
-        rule = f"<details><summary>rule</summary>{statistic}: {threshold}</details>"
+        summary = f'<summary>rule<span class="sr-only">: {prediction}</span></summary>'
+        rule = f"<details>{summary}{statistic}: {threshold}</details>"
         cells = f"{prediction} {rule}", badge_of(verdict), observed
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{name}</th>" for name in (escape(caption), "verdict", "found"))

@@ -2,9 +2,15 @@
 
 A figure of this book often stands after three cells whose code is folded: imports, numbers that the text quotes, the
 drawing itself. Three bars in a row say nothing that one line does not.
+
+A screen reader reads that line as the name of the fold, and where several on a page have the same, the heading above it
+too. What opens on a click otherwise, a proof or a solution, has its title as its name.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from html import escape
 
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode
@@ -59,6 +65,42 @@ def merge(run: list[nodes.container]) -> None:
         cell.parent.remove(cell)
 
 
+def heading_above(node: nodes.Node) -> str:
+    while node is not None and not (isinstance(node, nodes.section) and isinstance(node[0], nodes.title)):
+        node = node.parent
+    return node[0].astext() if node else ""
+
+
+def tell_apart(folds: list[HideCodeCellNode]) -> None:
+    """Give each of several folds of one title the heading above it and, if that is the same too, a number."""
+    titles = Counter(fold["prompt_show"] for fold in folds)
+    used = Counter()
+    for fold in folds:
+        if titles[fold["prompt_show"]] > 1:
+            place = f", in {heading_above(fold)}"
+            used[fold["prompt_show"], place] += 1
+            number = used[fold["prompt_show"], place]
+            fold["place"] = place if number == 1 else f"{place}, {number}"
+
+
+def visit_fold(self, node: HideCodeCellNode) -> None:
+    """As myst-nb writes it, but with no label that hides the title from a screen reader."""
+    place = f'<span class="sr-only">{escape(node["place"])}</span>' if node.get("place") else ""
+    self.body.append(f'<details class="admonition hide {" ".join(node["classes"])}">\n<summary>\n')
+    for state, words in (("collapsed", node["prompt_show"]), ("expanded", node["prompt_hide"])):
+        self.body.append(f'<p class="{state} admonition-title">{escape(words)}{place}</p>\n')
+    self.body.append("</summary>\n")
+
+
+def depart_fold(self, node: HideCodeCellNode) -> None:
+    self.body.append("</details>\n")
+
+
+# The buttons of sphinx-togglebutton are there when the page is loaded.
+NAMED = """addEventListener('load', () => document.querySelectorAll('.toggle-button').forEach(
+    button => button.setAttribute('aria-label', button.parentElement.textContent.trim())));"""
+
+
 class MergeFolds(SphinxPostTransform):
     """After myst-nb has folded cells: one fold for each run of them."""
 
@@ -70,8 +112,11 @@ class MergeFolds(SphinxPostTransform):
         for holder in {id(cell.parent): cell.parent for cell in parents.values()}.values():
             for run in runs_of(holder):
                 merge(run)
+        tell_apart(list(self.document.findall(HideCodeCellNode)))
 
 
 def setup(app):
+    app.add_node(HideCodeCellNode, override=True, html=(visit_fold, depart_fold))
     app.add_post_transform(MergeFolds)
+    app.add_js_file(None, body=NAMED)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

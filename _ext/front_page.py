@@ -45,7 +45,8 @@ def cite(app, pagename, templatename, context, doctree):
     authors = escape(", ".join(author["name"] for author in book["authors"]))
     address = app.config.html_baseurl + app.builder.get_target_uri(pagename)
     where = f'In <em>{escape(book["title"])}</em>. <a href="{address}">{address}</a>'
-    context["citation"] = f"{authors} ({app.config.copyright}). {context['title']}. {where}"
+    stop = "" if context["title"].endswith(("?", "!")) else "."
+    context["citation"] = f"{authors} ({app.config.copyright}). {context['title']}{stop} {where}"
 
 
 def point_to_the_first_page(app, error):

@@ -1,4 +1,7 @@
-"""Lead from the first use of a glossary term on a page to its definition, and from there to where it is introduced.
+"""Tell what a glossary term means where a page first uses it, and lead from its entry to where it is introduced.
+
+The definition stands over the line on hover, on the first tap and when the term has the focus of the keyboard; a
+screen reader reads it with the term; the term is a link to its entry.  See .glossary-term in _static/book.css.
 
 A term of two or more words is linked, and those words of one that the field does not share (``WORDS``).  The first
 use in running text counts: not in a heading, a caption, code, a formula or another link.  A page that sets a term
@@ -57,7 +60,7 @@ class Glossary:
                 for term in item.findall(nodes.term):
                     name = term.astext()
                     if term["ids"] and "," not in name and (len(name.split()) > 1 or name in WORDS):
-                        self.terms[name] = document, term["ids"][0], title_of(item)
+                        self.terms[name] = document, term["ids"][0], told(item)
         self.pattern, self.longest = pattern_of(self.terms)
 
     def term(self, found):
@@ -74,14 +77,41 @@ def glossary_of(env):
     return Glossary(env)
 
 
-def title_of(item):
-    """The definition in one line, unless a formula would stand in it as its source."""
-    definition = next(iter(item.findall(nodes.definition)))
-    text = " ".join(definition.astext().split())
-    return "" if definition.next_node(nodes.math) else re.sub(r" (Chapter \w+|Lab notebook)\.$", "", text)
+def told(item):
+    """The definition as it stands over a line: without the names that others use, and without the chapter."""
+    pieces = []
+    for piece in next(iter(item.findall(nodes.paragraph))).children:
+        if isinstance(piece, (nodes.reference, addnodes.pending_xref)):
+            if re.fullmatch(r"Chapter \w+|Lab notebook", piece.astext()):
+                break
+            piece = nodes.Text(piece.astext())
+        text, *others = piece.astext().split(" Elsewhere:")
+        pieces.append(nodes.Text(text) if isinstance(piece, nodes.Text) else piece.deepcopy())
+        if others:
+            break
+    if pieces and isinstance(pieces[-1], nodes.Text):
+        pieces[-1] = nodes.Text(pieces[-1].rstrip())
+    return pieces
+
+
+class glossary_term(nodes.inline):
+    """The first use of a term; its definition is an attribute, as it is no text of the page, nor of its search."""
+
+
+def visit_term(self, node):
+    link = {"class": "reference internal glossary-link", "href": node["refuri"], "aria-describedby": node["anchor"]}
+    self.body += ['<span class="glossary-term" tabindex="-1">', self.starttag(node, "a", "", **link)]
+
+
+def depart_term(self, node):
+    self.body.append(f'</a><span class="glossary-text" role="tooltip" id="{node["anchor"]}">')
+    for piece in node["told"]:
+        piece.walkabout(self)
+    self.body.append("</span></span>")
 
 
 class LinkTerms(SphinxPostTransform):
+    formats = ("html",)
     default_priority = 800  # after references and before formulas are tied to their commas
 
     def run(self, **options):
@@ -107,12 +137,12 @@ class LinkTerms(SphinxPostTransform):
                 end = found.end()
         return [*pieces, nodes.Text(text[end:])]
 
-    def link(self, text, document, anchor, title):
-        address = self.app.builder.get_relative_uri(self.env.docname, document) + f"#{anchor}"
-        link = nodes.reference("", text, internal=True, refuri=address, classes=["glossary-link"])
-        if title:
-            link["reftitle"] = title
-        return link
+    def link(self, text, document, anchor, definition):
+        here = self.env.docname
+        if any(piece.next_node(nodes.math, include_self=True) for piece in definition):
+            self.env.get_domain("math").data["has_equations"][here] = True  # else the page has no MathJax
+        address = self.app.builder.get_relative_uri(here, document) + f"#{anchor}"
+        return glossary_term("", text, refuri=address, anchor=f"told-{anchor}", told=definition)
 
 
 CHAPTER = re.compile(r"(?:.*/)?\d+[a-z]?_[^/]*$")
@@ -176,6 +206,7 @@ class LinkChapters(SphinxPostTransform):
 
 
 def setup(app):
+    app.add_node(glossary_term, html=(visit_term, depart_term))
     app.add_post_transform(LinkChapters)
     app.add_post_transform(LinkTerms)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

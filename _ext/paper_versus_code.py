@@ -1,6 +1,6 @@
 """Gather the book's paper-versus-code boxes on one page.
 
-A chapter that finds a source contradicting itself says so in a box::
+A chapter that finds a paper and code at odds says so in a box::
 
     ```{admonition} Paper versus code: one forward pass
     :class: paper-versus-code
@@ -8,7 +8,10 @@ A chapter that finds a source contradicting itself says so in a box::
     …
     ```
 
-and ``{paper-versus-code-list}`` is replaced by every such box of the book, in
+A box that sets a paper's claim against what the book measured or proved, with no code beside it, is titled
+"Paper versus here: …"; its class is the same.
+
+``{paper-versus-code-list}`` is replaced by every such box of the book, in
 reading order, each with the way back to where it stands.  The boxes are taken
 from the pages Sphinx has already read and stored, so nothing has to be kept in
 step between builds.
@@ -25,6 +28,7 @@ from sphinx.util.docutils import SphinxDirective
 log = logging.getLogger(__name__)
 
 BOX = "paper-versus-code"
+TITLES = "Paper versus code: ", "Paper versus here: "
 
 
 class box_list(nodes.General, nodes.Element):
@@ -82,9 +86,12 @@ class GatherBoxes(SphinxPostTransform):
             place.replace_self(gathered or [nothing])
 
 
-def check_names(app, document) -> None:
-    """A box without a name has no anchor to go back to."""
+def check_boxes(app, document) -> None:
+    """A box says what its paper is set against, and one without a name has no anchor to go back to."""
     for box in boxes_in(document):
+        if not box[0].astext().startswith(TITLES):
+            wanted = " or ".join(f"'{title}…'" for title in TITLES)
+            log.warning("the box '%s' is not titled %s", box[0].astext(), wanted, location=box, type=BOX)
         if not box["names"]:
             log.warning(
                 "the box '%s' has no ':name: pvc-…', so the page of all boxes cannot link back to it; add one",
@@ -107,6 +114,6 @@ def setup(app):
     app.add_node(box_list)
     app.add_directive(f"{BOX}-list", BoxList)
     app.add_post_transform(GatherBoxes)
-    app.connect("doctree-read", check_names)
+    app.connect("doctree-read", check_boxes)
     app.connect("env-updated", pages_with_lists)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

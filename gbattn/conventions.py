@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SYMBOLS', 'COLOURS', 'Symbol', 'check_array', 'check_finite', 'check_tensors', 'check_alike', 'seed_everything',
-           'profile', 'colour_of', 'figure_style', 'json_lines', 'Record', 'read_records', 'load_records', 'quote',
-           'put_to_test']
+           'profile', 'colour_of', 'text_colour_of', 'figure_style', 'json_lines', 'Record', 'read_records',
+           'load_records', 'quote', 'put_to_test']
 
 # %% ../nbs/00_conventions.ipynb #2a62a29d
 import json
@@ -232,6 +232,28 @@ def colour_of(method: str) -> str:
     known = "one of " + ", ".join(COLOURS)
     require(method in COLOURS, "method", repr(method), known)
     return COLOURS[method]
+
+# %% ../nbs/00_conventions.ipynb #7c1e5a90
+#| code-fold: true
+# The tone of a method for letters.
+def text_colour_of(method: str) -> str:
+    """Return the colour of a method, darkened until letters of it have a
+    contrast of 4.6 with white; in dark mode, where pages turn dark ink light,
+    the darker tone is legible, too."""
+    colour = colour_of(method)
+    channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    while 1.05 / (_luminance(channels) + 0.05) < 4.6:
+        channels = [0.97 * c for c in channels]
+    return "#" + "".join(f"{int(c):02x}" for c in channels)
+
+
+def _luminance(channels) -> float:
+    """The relative luminance of an sRGB colour, as WCAG 2 defines it."""
+    shares = [c / 255 for c in channels]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares
+    ]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
 
 # %% ../nbs/00_conventions.ipynb #e1e8251a
 #| code-fold: true

@@ -122,6 +122,31 @@ def test_colours_are_distinct_and_named():
         colour_of("magic")
 
 
+def night(colour):
+    """A colour as _static/book.css turns a figure at night: invert(0.9), then hue-rotate(180deg)."""
+    red, green, blue = (0.9 - 0.8 * c for c in colour)
+    grey = 2 * (0.213 * red + 0.715 * green + 0.072 * blue)
+    return [min(max(grey - c, 0.0), 1.0) for c in (red, green, blue)]
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("method", [*conventions.COLOURS])
+def test_letters_of_every_colour_are_legible_by_day_and_by_night(method):
+    """A contrast of 4.5 with the page: white by day, and #14181e, the theme's, by night."""
+    style = (Path(__file__).parents[2] / "_static" / "book.css").read_text()
+    assert "filter: invert(0.9) hue-rotate(180deg)" in style
+    of = lambda colour: [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    letters = of(conventions.text_colour_of(method))
+    assert 1.05 / (luminance(letters) + 0.05) >= 4.5
+    assert (luminance(night(letters)) + 0.05) / (luminance(of("#14181e")) + 0.05) >= 4.5
+    hue = of(colour_of(method))
+    assert max(letters) * min(hue) == pytest.approx(min(letters) * max(hue), abs=0.02), "darker, of the same hue"
+
+
 def test_records_survive_the_disk_in_order(tmp_path):
     for name, number in (("b", 2.5), ("a", 1.5)):
         Record("trial", {"seed": 0}, {"number": number}).save(name, tmp_path)

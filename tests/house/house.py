@@ -431,6 +431,30 @@ def cells_on_a_page_are_short(root):
     return found
 
 
+WRITES = {"text", "annotate", "set_title", "suptitle", "set_xlabel", "set_ylabel"}
+
+
+def letters_are_legible(root):
+    """Letters in a figure take text_colour_of, not the colour of a line: as an argument, or by a name of the cell."""
+    found = []
+    for path in notebooks(root):
+        for cell in cells_of(path):
+            if cell.kind == "markdown" or "colour_of" not in cell.source:
+                continue
+            tree = ast.parse(split_cell(cell.source)[1])
+            of_lines = lambda node: any(getattr(n, "id", "") == "colour_of" for n in ast.walk(node))
+            sets = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and of_lines(n.value)]
+            lines = {n.id for one in sets for t in one.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            sets = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and "text_colour_of" in ast.dump(n.value)]
+            lines -= {n.id for one in sets for t in one.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            for call in ast.walk(tree):
+                if isinstance(call, ast.Call) and getattr(call.func, "attr", "") in WRITES:
+                    colours = [k.value for k in call.keywords if k.arg in ("color", "c")]
+                    if any(of_lines(c) or getattr(c, "id", "") in lines for c in colours):
+                        found.append(f"{cell.place} writes in the colour of a line: use text_colour_of.")
+    return found
+
+
 def claim_tests(root):
     """The tests that `claim` makes: (file, name)."""
     for path in sorted((root / "tests").rglob("test_*.py")):
@@ -518,6 +542,7 @@ LAWS = [
     chapters_are_short,
     reading_times_are_those_of_a_reader,
     cells_on_a_page_are_short,
+    letters_are_legible,
     every_claim_has_a_check_and_a_mutant,
     exercises_have_solutions_that_run,
 ]

@@ -15,6 +15,7 @@ import pages
 from gbattn.conventions import colour_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
+import code_folds
 import panels
 import provenance
 
@@ -336,6 +337,44 @@ def test_where_a_number_was_measured_is_told_to_the_keyboard_and_to_a_finger(bro
         assert is_seen() and page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         page.emulate_media(media="print")
         assert f"5 seeds ({words}). Words." in page.locator("p").inner_text()
+
+
+def test_what_a_term_means_is_told_to_the_keyboard_and_to_a_finger_before_its_link_is_followed(browser, tmp_path):
+    told = "<span class=glossary-text role=tooltip id=told-hat>What a fit does to the data.</span>"
+    link = "<a class=glossary-link aria-describedby=told-hat href='#x'>hat</a>"
+    term = f"<span class=glossary-term tabindex=-1>{link}{told}</span>"
+    body = f"<p>{'Words. ' * 30}A {term}. {'Words. ' * 30}</p>"
+    with styled(browser, tmp_path, body, has_touch=True, is_mobile=True) as page:
+        link, told = page.locator("a"), page.locator(".glossary-text")
+        assert not told.is_visible() and "data" not in page.locator("p").inner_text()
+        page.keyboard.press("Tab")
+        assert told.is_visible() and link.evaluate("e => e == document.activeElement")
+        box = told.bounding_box()
+        assert 0 <= box["x"] and box["x"] + box["width"] <= PHONE["width"]
+        page.keyboard.press("Tab")
+        assert not told.is_visible()
+        place = link.bounding_box()
+        tap = lambda: page.touchscreen.tap(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+        tap()
+        assert told.is_visible() and not page.evaluate("location.hash")
+        page.wait_for_timeout(400)  # else it is one double tap
+        tap()
+        assert page.evaluate("location.hash") == "#x"
+        page.emulate_media(media="print")
+        assert not told.is_visible()
+    with styled(browser, tmp_path, body) as page:
+        page.locator("a").hover()
+        assert page.locator(".glossary-text").is_visible()
+        page.locator("a").click()
+        assert page.evaluate("location.hash") == "#x"
+
+
+def test_what_opens_on_a_click_is_called_by_its_title(browser, tmp_path):
+    button = "<button class=toggle-button aria-label='Toggle hidden content'></button>"
+    body = f"<p class=admonition-title>Solution to Exercise 1 {button}</p><script>{code_folds.NAMED}</script>"
+    with styled(browser, tmp_path, body) as page:
+        page.wait_for_load_state("load")
+        assert page.get_by_role("button", name="Solution to Exercise 1", exact=True).count() == 1
 
 
 # ---- A small site in which everything is wrong ----

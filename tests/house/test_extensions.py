@@ -105,7 +105,8 @@ def test_claims_under_a_caption_become_one_table(capsys):
     assert (before.astext(), after.astext()) == ("before", "after")
     shown = table.astext()
     assert shown.count("<tr>") == 3 and "<th>What we predicted</th>" in shown and "claim" not in shown
-    assert "<td>It wins <details><summary>rule</summary>a number: above −1</details></td>" in shown
+    summary = '<summary>rule<span class="sr-only">: It wins</span></summary>'
+    assert f"<td>It wins <details>{summary}a number: above −1</details></td>" in shown
     assert "held</span></td><td>2</td>" in shown and "open</span></td><td>1</td>" in shown and "<td>ν = 0" in shown
 
 
@@ -305,7 +306,7 @@ exclude_patterns = ["_build", "jupyter_execute"]
 """
 BOX = """# Chapter {n}
 
-```{{admonition}} Paper versus code: point {n}
+```{{admonition}} Paper versus {against}: point {n}
 :class: paper-versus-code
 :name: pvc-{n}
 
@@ -328,7 +329,7 @@ GLOSSARY = """# Terms
 
 ```{glossary}
 hat matrix
-  What a least-squares fit does to the data.
+  What a least-squares fit does to the data. Elsewhere: projection.
 
 linear memory
   A sum of products, $k v$.
@@ -343,7 +344,7 @@ round
   Too plain a word to be linked.
 
 APJN
-  A norm. A hat matrix has one.
+  A norm. A hat matrix has one. [Chapter 1](07_first.ipynb).
 ```
 """
 TERMS = """# Pages about hat matrices
@@ -384,6 +385,14 @@ FOLDED = [
     new_code_cell("#| code-fold: true\n# What is drawn\ny = 1"),
     new_code_cell("#| code-fold: true\nimport math"),
 ]
+TITLED, TEXT = "#| code-fold: true\nimport math", new_markdown_cell("Text.")
+AGAIN = [
+    new_code_cell(TITLED),
+    TEXT,
+    new_code_cell(TITLED),
+    new_markdown_cell("## Later\n\nText."),
+    new_code_cell(TITLED),
+]
 
 
 def build(folder, *options):
@@ -395,9 +404,17 @@ def build(folder, *options):
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
     cells = {
-        "07_first": [new_markdown_cell(BOX.format(n=1) + INTRODUCED), new_code_cell("#| hide\nsecret = 1")],
-        "09_measured": [new_markdown_cell(TOLD), GLUED],
-        "03b_second": [new_markdown_cell(BOX.format(n=2)), *FOLDED, FIGURE, new_code_cell("#| export\nx = 1")],
+        "07_first": [
+            new_markdown_cell(BOX.format(n=1, against="code") + INTRODUCED),
+            new_code_cell("#| hide\nsecret = 1"),
+        ],
+        "09_measured": [new_markdown_cell(TOLD), GLUED, *AGAIN],
+        "03b_second": [
+            new_markdown_cell(BOX.format(n=2, against="here")),
+            *FOLDED,
+            FIGURE,
+            new_code_cell("#| export\nx = 1"),
+        ],
     }
     for name, content in cells.items():
         kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
@@ -446,6 +463,17 @@ def test_folded_cells_in_a_row_open_together_above_what_the_last_shows(small_boo
     assert titles == ["What is drawn", "Imports", "How the figure is made"]
     assert [pre.get_text().strip() for pre in fold.select("pre")] == ["# What is drawn\ny = 1", "import math", "plot()"]
     assert fold.parent.find("figure", id="fig-line")
+
+
+def test_no_two_folds_of_a_page_have_one_name(small_book):
+    summaries = page(small_book, "09_measured").select("details.hide summary")
+    assert not any(summary.has_attr("aria-label") for summary in summaries)
+    assert [summary.select_one(".collapsed").get_text() for summary in summaries] == [
+        "Show imports, in Measured",
+        "Show imports, in Measured, 2",
+        "Show imports, in Later",
+    ]
+    assert all(summary.select_one(".sr-only") for summary in summaries)
 
 
 @pytest.mark.parametrize(
@@ -568,10 +596,15 @@ def test_a_long_formula_breaks_outside_its_brackets(tex, lines):
     assert math_lines.lines_of(tex) == lines
 
 
+def told_with(link):
+    """What a screen reader reads with a link."""
+    return link.find_parent("p").find(id=link["aria-describedby"], role="tooltip").get_text()
+
+
 def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
     links = page(small_book, "terms").select("a.glossary-link")
-    found = [(" ".join(link.get_text().split()), link["href"], link.get("title")) for link in links]
-    assert found == [("Linear memories", "glossary.html#term-linear-memory", None)]
+    found = [(" ".join(link.get_text().split()), link["href"], told_with(link)) for link in links]
+    assert found == [("Linear memories", "glossary.html#term-linear-memory", r"A sum of products, \(k v\).")]
     assert page(small_book, "glossary").find(id="term-linear-memory")
     assert not page(small_book, "glossary").select("a.glossary-link")
     assert not page(small_book, "works").select("a.glossary-link")
@@ -580,11 +613,11 @@ def test_the_first_use_of_a_term_leads_to_its_definition(small_book):
 def test_a_definition_leads_to_the_section_that_introduces_its_term(small_book):
     links = {a["href"]: a.get_text() for a in page(small_book, "glossary").select("dd a[href]")}
     place = "07_first.html#linear-maps-and-a-hat"
-    assert links == {place: "Section\u00a07.1.", "boxes.html": "the boxes"}
+    assert links == {place: "Section\u00a07.1.", "boxes.html": "the boxes", "07_first.html": "Chapter 1"}
     items = {dt.get_text().strip("¶# "): dt.find_next("dd").a for dt in page(small_book, "glossary").select("dt")}
     found = {term: link and link["href"] for term, link in items.items()}
     wanted = dict.fromkeys(["hat matrix", "linear", "round"], place)
-    assert found == wanted | {"linear memory": None, "map": "boxes.html", "APJN": None}
+    assert found == wanted | {"linear memory": None, "map": "boxes.html", "APJN": "07_first.html"}
 
 
 def test_a_page_leads_to_a_definition_that_it_does_not_give(small_book):
@@ -592,11 +625,23 @@ def test_a_page_leads_to_a_definition_that_it_does_not_give(small_book):
     path.write_text(TERMS.replace("Pages about hat matrices", "Pages").replace("*APJN*", "APJN").replace("an APJN", ""))
     assert build(small_book) == ""
     links = page(small_book, "terms").select("a.glossary-link")
-    titles = ["What a least-squares fit does to the data.", "A norm. A hat matrix has one.", None]
+    definitions = ["What a least-squares fit does to the data.", "A norm. A hat matrix has one."]
     assert [link.get_text().split()[0] for link in links] == ["hat", "APJN", "Linear"]
-    assert [link.get("title") for link in links] == titles
+    assert [told_with(link) for link in links] == [*definitions, r"A sum of products, \(k v\)."]
+    assert links[0].parent["tabindex"] == "-1", "a finger shows the definition without following the link"
+    index = (small_book / "_build" / "searchindex.js").read_text()
+    assert re.search(r'"product": \d', index), "the search finds a definition in the glossary alone"
     path.write_text(TERMS)
     assert build(small_book) == ""
+
+
+def test_a_definition_begins_with_words_and_comes_before_any_reference():
+    """Those of the book: no formula first, no 'See', no link in the first sentence."""
+    text = (EXTENSIONS.parent / "nbs" / "glossary.md").read_text()
+    entries = dict(re.findall(r"\n(\S.*)\n  (\S.*)", text))
+    assert len(entries) > 100
+    broken = [term for term, told in entries.items() if re.match(r"\$|See |[^.;]*\]\(", told)]
+    assert not broken
 
 
 def test_a_changed_box_reaches_the_list_in_the_next_build(small_book):
@@ -631,8 +676,19 @@ def test_a_box_without_a_name_fails_the_build(small_book):
     path.write_text("# Spoilt\n\n```{admonition} Paper versus code: x\n:class: paper-versus-code\nText.\n```\n")
     try:
         assert "the box 'Paper versus code: x' has no ':name: pvc-…'" in build(small_book, "-W", "--keep-going")
+        path.write_text(path.read_text().replace("code: x", "us: x"))
+        assert "'Paper versus us: x' is not titled 'Paper versus code: …' or" in build(small_book, "-W", "--keep-going")
     finally:
         path.unlink()
+
+
+def test_a_box_called_paper_versus_code_shows_code():
+    """Of the paper or of what others use; any other sets the paper against what stands here."""
+    box = re.compile(r"```{admonition} Paper versus code: (.*)\n:class: paper-versus-code\n((?:(?!```).*\n)*)")
+    books = [json.loads(path.read_text()) for path in (EXTENSIONS.parent / "nbs").glob("*.ipynb")]
+    found = [one for book in books for cell in book["cells"] for one in box.findall("".join(cell["source"]))]
+    code = re.compile(r"\b[Cc]ode\b|\bscript\b|repository|PyTorch|\btorch\b")
+    assert found and not [title for title, text in found if not code.search(text)]
 
 
 def test_works_of_one_author_and_year_differ_by_a_letter():

@@ -305,6 +305,18 @@ def test_a_cell_on_the_page_that_is_long(small_house):
     assert not house.cells_on_a_page_are_short(small_house.built())
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["ax.text(0, 0, 'x', color=colour_of('ridge'))", "hue = colour_of('ridge')\nax.set_title('x', color=hue)"],
+)
+def test_letters_in_the_colour_of_a_line(small_house, line):
+    cell = small_house.chapters["01_first.ipynb"][5]
+    cell.source = "#| eval: false\n" + line
+    only(house.letters_are_legible(small_house.built()), "nbs/01_first.ipynb, cell 6", "use text_colour_of")
+    cell.source = cell.source.replace("colour_of", "text_colour_of")
+    assert house.letters_are_legible(small_house.built()) == []
+
+
 def test_a_cell_in_a_solution_may_be_longer(small_house):
     cells, most = small_house.chapters["01_first.ipynb"], house.MOST_LINES_ON_A_CLICK
     cells[7].source = "\n".join(["assert True"] * most)

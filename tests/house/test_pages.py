@@ -30,7 +30,7 @@ PAGE = f"""<html><head><title>First</title>
 <img src="../_static/logo.svg" alt="gbattn">
 <article><h1 id="first">First</h1>
 <p>See <a href="#first">above</a>, <a href="01_first.html#first">here</a>, <a href="https://example.org">there</a>.</p>
-<pre>x = 1  # a | b</pre>
+<pre>x = 1  # a | b</pre><details><summary>Show x</summary></details><details><summary>Show y</summary></details>
 <img src="../_static/line.svg" alt="{ALT}">
 <svg role="img" aria-label="{ALT}"><path/></svg><svg aria-hidden="true"><path/></svg>
 </article><p class="cite-page">Authors. First. {pages.ADDRESS}nbs/01_first.html</p></body></html>"""
@@ -100,6 +100,9 @@ def test_a_site_in_order_breaks_no_law(site, law):
         (pages.pages_link_home, f"{HOME}/raw", "_sources", "no button that downloads nbs/01_first"),
         (pages.pages_say_how_they_are_cited, "Authors. First. ", "Authors. ", "does not say how it is cited"),
         (pages.pages_say_how_they_are_cited, '<p class="cite-page">', "<p>", "does not say how it is cited"),
+        (pages.pages_say_how_they_are_cited, "First. ", "First?. ", "two marks at the end of its title"),
+        (pages.folds_have_names, "Show y", "Show x", "2 folds are called 'Show x'"),
+        (pages.folds_have_names, "<summary>Show y", "<summary aria-label='Toggle'>Show y", "calls a fold 'Toggle'"),
     ],
 )
 def test_a_page_that_breaks(site, law, old, new, sentence):

@@ -3,11 +3,12 @@
 import json
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_browser import browser, tab  # noqa: F401
+from test_browser import browser, luminance, tab  # noqa: F401
 
 from gbattn.boosted import GradientBoostedAttention
 from gbattn.boosting import boosted_smoother, l2_boost, twice
@@ -423,6 +424,22 @@ def test_a_handle_is_held_beside_it_and_of_two_the_nearer(phone, name):
 
 def roughness(path):
     return path.diff().square().mean()
+
+
+COLOURED = """() => [...document.querySelectorAll('.play svg text')].map(text => getComputedStyle(text).fill)
+    .filter(fill => fill.startsWith('color('))"""
+
+
+def test_coloured_letters_are_legible(page):
+    numbers = lambda fill: [float(c) for c in fill.removeprefix("color(srgb ").rstrip(")").split()]
+    fills = {fill: numbers(fill) for fill in page.evaluate(COLOURED)}
+    assert len(fills) > 1
+    style = (Path(__file__).parents[2] / "_static" / "book.css").read_text()
+    assert "filter: brightness(1.45); --letters: 100%" in style
+    for fill, colour in fills.items():
+        assert 1.05 / (luminance([255 * c for c in colour]) + 0.05) >= 4.5, fill
+        by_night = luminance([min(1.45 * 255 * c / 0.78, 255) for c in colour])
+        assert (by_night + 0.05) / (luminance((0x14, 0x18, 0x1E)) + 0.05) >= 4.5, fill
 
 
 def small(x):

@@ -263,6 +263,20 @@ def pages_say_how_they_are_cited(site):
         title = (soup(path).title or line).get_text().split(" — ")[0].strip() if line else None
         if not line or ADDRESS + name not in line.get_text() or title not in line.get_text():
             found.append(f"{name} does not say how it is cited: see cite in _ext/front_page.py.")
+        elif re.search(r"[?!]\.", line.get_text()):
+            found.append(f"{name} is cited with two marks at the end of its title: see cite in _ext/front_page.py.")
+    return found
+
+
+def folds_have_names(site):
+    """What opens on a click says what it holds, and no two on a page say the same."""
+    found = []
+    for name, path in authored(site).items():
+        summaries = article(soup(path)).find_all("summary")
+        labelled = [one["aria-label"] for one in summaries if one.has_attr("aria-label")]
+        words = [" ".join((one.find(class_="collapsed") or one).get_text().split()) for one in summaries]
+        found += [f"{name}: a screen reader calls a fold {label!r} instead of its title." for label in labelled]
+        found += [f"{name}: {words.count(one)} folds are called {one!r}." for one in {*words} if words.count(one) > 1]
     return found
 
 
@@ -304,5 +318,6 @@ LAWS = [
     pages_can_be_shared,
     the_book_can_be_searched,
     pages_say_how_they_are_cited,
+    folds_have_names,
     the_site_is_light,
 ]

@@ -89,5 +89,7 @@ const circle = (x, y, r, colour, more = "") => `<circle cx="${x}" cy="${y}" r="$
 const path = (points, colour, width = 2.5, more = "") =>
   `<polyline points="${points.map(p => p.map(x => x.toFixed(1)).join()).join(" ")}" fill="none"
     stroke="${colour}" stroke-width="${width}" ${more}/>`;
-const text = (x, y, words, anchor = "start", colour = "currentColor") =>
-  `<text x="${x}" y="${y}" text-anchor="${anchor}" fill="${colour}">${words}</text>`;
+// Letters are darker than lines of their colour, but for dark mode, which makes both brighter: see _static/book.css.
+const text = (x, y, words, anchor = "start", colour) =>
+  `<text x="${x}" y="${y}" text-anchor="${anchor}" fill="${colour && colour !== "currentColor"
+    ? `color-mix(in srgb, ${colour} var(--letters, 78%), black)` : "currentColor"}">${words}</text>`;
