@@ -128,25 +128,6 @@ def test_prop_cost_series(p):
     return counted(p, pyramid_cost)
 
 
-def parts(p, forms):
-    """Least eigenvalue below 0; inner product and norms of the two parts; the split level by level."""
-    S = sum(p.scores(forms))
-    sym, skew = (S + S.T) / 2, (S - S.T) / 2
-    by_level = [sum(p.scores((forms + sign * forms.mT) / 2)) for sign in (1, -1)]
-    lowest = torch.linalg.eigvalsh(sym)[:1].clamp_max(0) / S.norm()
-    inner = (sym * skew).sum()[None]
-    left = torch.cat([lowest, inner, S.square().sum()[None], by_level[0].flatten(), by_level[1].flatten()])
-    zero = torch.zeros(1, dtype=F64)
-    norms = (sym.square().sum() + skew.square().sum())[None]
-    return left, torch.cat([zero, zero, norms, sym.flatten(), skew.flatten()])
-
-
-@claim(problems, tolerance=1e-10, mutant=lambda p: parts(p, p.forms))
-def test_prop_pyramid_psd(p):
-    """Positive semi-definite forms, with any skew part, give such a mix; it splits by levels. Mutant: any forms."""
-    return parts(p, p.forms @ p.forms.mT + p.forms - p.forms.mT)
-
-
 def wide(p, weights):
     """Output and scores of the mix, and of one wide head; singular values beyond the bound."""
     queries, keys = (p.normal(p.levels, p.d, 2) for _ in range(2))
@@ -251,12 +232,6 @@ def test_lifting_is_its_definition(level, T, S, past, aligned):
 def test_the_cost_series_of_the_abstract():
     assert [pyramid_cost(L) for L in (1, 2, 3)] == [1.0, 1.25, 1.3125]
     assert abs(pyramid_cost(4) - 1.328125) < 1e-12 and pyramid_cost(12) < 4 / 3
-
-
-def test_a_mix_may_be_a_kernel_although_a_level_is_not():
-    X, filters = torch.ones(2, 1, dtype=F64), torch.ones(1, 1, 1, dtype=F64)
-    S = sum(w * M * y @ y.mT for w, M, y in zip((0.75, 0.25), (1, -1), (X, causal_pyramid(X, filters)[1].repeat(2, 1))))
-    assert torch.equal(S, torch.full((2, 2), 0.5, dtype=F64))
 
 
 # ---------------------------------------------------------------- the layer

@@ -137,22 +137,6 @@ def _():
 
 
 @exercise(
-    "12.3",
-    "the gate with shared keys, from the standard deviation σ_V",
-    "With shared keys the two rounds add up before they are squared, so a smaller gate is enough.",
-    on=lambda: [(0.5,), (1.0,), (2.0,)],
-)
-def _():
-    yield lambda sigma: math.sqrt(1.25 + sigma**2 / 4) - 1
-    yield lambda sigma: math.sqrt(1.25 + sigma**2 / 4), "That is 1 + g."
-    yield (
-        lambda sigma: 1.25 + sigma**2 / 4 - 1,
-        "Take the root: the gate stands in (1 + g)².",
-    )
-    yield lambda sigma: 0.5, "An equal gate adds more with shared keys."
-
-
-@exercise(
     "12a.1",
     "the loss in nats",
     "Worse than knowing nothing: a table that reads what it wrote repeats itself.",
