@@ -8,17 +8,21 @@ chapter 18 says. Models are not kept with the book, so they are trained here, a 
 
 Prediction, written before it was run: the shift lowers the loss of tokens that continue a word more than that of tokens
 that start one, as it hands a key the token before. It holds if the 95 % interval of the difference of the two gains,
-over windows of the test split, lies above zero.
+over windows of the test split, lies above zero. (Whether a token has followed the same token
+before in its window was added after the first run.)
 """
+
+import itertools
 
 import numpy as np
 import torch
 from scipy.stats import t as student
 
 from gbattn.conventions import Record
-from gbattn.corpora import sequential_windows
+from gbattn.corpora import Batch, sequential_windows
 from gbattn.diagnostics import token_losses
 from gbattn.lab.catalogue import find_experiment
+from gbattn.lab.diagnosis import token_groups
 from gbattn.lab.queue import work_folder
 from gbattn.lab.records import Plan, finished
 from gbattn.lab.workers import train_and_score
@@ -29,6 +33,7 @@ MODELS = {
     "shift": ("shift", "standard_shift"),
     "second round": ("mini-warm", "boosted_residual"),
 }
+KINDS = {"starts a word": 0, "continues a word": 1, "other": 2}
 SEED, PROMPT, NEW, PASSAGE = 1, "The city of", 60, 96
 
 
@@ -65,6 +70,15 @@ def losses_of(model, corpus):
     return [torch.cat(x).numpy() for x in (losses, targets, inputs)]
 
 
+def follows_again(inputs, targets):
+    """Whether each target has followed the same token earlier in its window (`token_groups`)."""
+    found = []
+    for i in range(0, len(inputs), 32):
+        batch = Batch(torch.as_tensor(inputs[i : i + 32]), torch.as_tensor(targets[i : i + 32]))
+        found.append(token_groups(batch, np.zeros(int(targets.max()) + 1))["novelty"]["pair"])
+    return torch.cat(found).numpy()
+
+
 def interval(values):
     """Mean, and the ends of its 95 % interval."""
     half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
@@ -81,6 +95,7 @@ def main():
         perplexity = float(np.exp(losses[name].mean()))
         measured[name] = dict(perplexity=perplexity, known=known, text=corpus.decode(written))
     kinds, tokens = kinds_of(corpus)[targets], targets[0, :PASSAGE]
+    pairs = follows_again(inputs, targets)
     # A letter after a letter continues a word; at the start of a line, or after a bracket, it starts one.
     after_word = kinds_of(corpus)[inputs] < 2
     kinds = np.where((kinds == 1) & ~after_word, 0, kinds)
@@ -90,9 +105,10 @@ def main():
     measured["passage"] = found
     for name in ("shift", "second round"):
         gain, groups = losses["standard"] - losses[name], {}
-        for label, kind in (("starts a word", 0), ("continues a word", 1), ("other", 2)):
-            groups[label] = dict(share=(kinds == kind).mean(), gain=gain[kinds == kind].mean())
-            groups[label]["loss"] = losses["standard"][kinds == kind].mean()
+        for (label, kind), again in itertools.product(KINDS.items(), (False, True)):
+            of = (kinds == kind) & (pairs == again)
+            row = dict(share=of.mean(), gain=gain[of].mean(), loss=losses["standard"][of].mean())
+            groups[f"{label}, {'again' if again else 'first'}"] = row
         means = [np.ma.array(gain, mask=kinds != kind).mean(1) for kind in (1, 0)]
         apart = np.ma.compressed(means[0] - means[1])
         measured[f"{name}, gains"] = groups | dict(continues_minus_starts=interval(apart), windows=len(apart))
