@@ -62,7 +62,8 @@ def shaded_text(
             spans.append(text)
         parts.append(f"<p><strong>{escape(title)}</strong></p><p class='shaded'>{''.join(spans)}</p>")
     key = (
-        f"<p class='key'><span style='background: rgba({GREEN}, .5); border-bottom: 2px solid rgb({GREEN})'>lower</span> "
+        f"<p class='key'>"
+        f"<span style='background: rgba({GREEN}, .5); border-bottom: 2px solid rgb({GREEN})'>lower</span> "
         f"<span style='background: rgba({ORANGE}, .5); border-bottom: 2px dotted rgb({ORANGE})'>higher</span></p>"
     )
     style = "<style>.shaded {line-height: 1.9; white-space: pre-wrap}</style>"

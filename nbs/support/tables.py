@@ -154,55 +154,52 @@ MODELS = {
     "boosted, shift": ("boosted_shift", AGAIN, "shift-length"),
     "wider, equal FLOPs, shift": ("wider_flops_shift", AGAIN, "shift-length"),
 }
-# In four other settings: a comparison that was planned, and one at equal FLOPs.
-ELSEWHERE = {
-    "*stack*, width 96": (BOOSTED, "stack", "form"),
-    "*wider*, equal FLOPs, width 96": (BOOSTED, "wider_flops", "form"),
-    "*wider*, equal parameters, width 96, rotary": (BOOSTED, "wider", "rotary-96"),
-    "*wider*, equal FLOPs, width 96, rotary": (BOOSTED, "wider_flops", "rotary-96"),
-    "*standard*, width 96, shift in both": (
-        "boosted_shift",
-        "standard_shift",
-        "shift-96",
-    ),
-    "*wider*, equal FLOPs, width 96, shift in both": (
-        "boosted_shift",
-        "wider_flops_shift",
-        "shift-96",
-    ),
-    "*standard*, rotary, shift in both": (
-        "boosted_shift",
-        "standard_shift",
-        "shift-rotary",
-    ),
-    "*wider*, equal FLOPs, rotary, shift in both": (
-        "boosted_shift",
-        "wider_flops_shift",
-        "shift-rotary",
-    ),
-}
-# What a second round reads: the keys and values of the first, or of the input (E2).
+# Other settings: in each a comparison that was planned, and one at equal FLOPs. `READS_INPUT` is E2: what a second
+# round reads, the keys and values of the first, or of the input.
 READS_INPUT = {
-    "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
+    "what the second round reads": {
+        "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
+    }
 }
-# After a short warm-up, and on text that is read once, at width 96.
-SHORT_WARM_UP = {"*twicing*, short warm-up": (BOOSTED, "twicing", "mini")}
+ELSEWHERE = {
+    "width 96": {
+        "*stack*": (BOOSTED, "stack", "form"),
+        "*wider*, equal FLOPs": (BOOSTED, "wider_flops", "form"),
+    },
+    "width 96, shift in both": {
+        "*standard*": ("boosted_shift", "standard_shift", "shift-96"),
+        "*wider*, equal FLOPs": (
+            "boosted_shift",
+            "wider_flops_shift",
+            "shift-96",
+        ),
+    },
+    "width 96, rotary positions": {
+        "*wider*, equal parameters": (BOOSTED, "wider", "rotary-96"),
+        "*wider*, equal FLOPs": (BOOSTED, "wider_flops", "rotary-96"),
+    },
+    "rotary positions, shift in both": {
+        "*standard*": ("boosted_shift", "standard_shift", "shift-rotary"),
+        "*wider*, equal FLOPs": (
+            "boosted_shift",
+            "wider_flops_shift",
+            "shift-rotary",
+        ),
+    },
+}
 READ_ONCE = {
-    "*standard*, read once": (BOOSTED, "standard", "one-pass"),
-    "*twicing*, read once": (BOOSTED, "twicing", "one-pass"),
-    "*wider*, equal parameters, read once": (BOOSTED, "wider", "one-pass"),
-    "*wider*, equal FLOPs, read once": (BOOSTED, "wider_flops", "one-pass"),
-    "*standard*, read once, long warm-up": (BOOSTED, "standard", "shift-one-pass"),
-    "*wider*, equal parameters, read once, long warm-up": (
-        BOOSTED,
-        "wider",
-        "shift-one-pass",
-    ),
-    "*wider*, equal FLOPs, read once, long warm-up, shift in both": (
-        "boosted_shift",
-        "wider_flops_shift",
-        "shift-one-pass",
-    ),
+    "width 96, text read once, long warm-up": {
+        "*standard*": (BOOSTED, "standard", "shift-one-pass"),
+        "*wider*, equal parameters": (BOOSTED, "wider", "shift-one-pass"),
+        "*wider*, equal FLOPs, shift in both": (
+            "boosted_shift",
+            "wider_flops_shift",
+            "shift-one-pass",
+        ),
+    }
+}
+SHORT_WARM_UP = {
+    "short warm-up": {"*twicing*": (BOOSTED, "twicing", "mini")}
 }
 
 
@@ -223,8 +220,9 @@ def short_tables(report: Report) -> object:
 
 
 def models_table(report: Report) -> object:
-    """Return size, training FLOPs of a token and mean test perplexity of six models."""
-    rows = []
+    """Return size, training FLOPs of a token and mean test perplexity of six models, and
+    in the ordinary run their paired difference from the first."""
+    rows, plain = [], MODELS["standard"][1]
     for label, (arm, *experiments) in MODELS.items():
         runs = [
             [
@@ -242,21 +240,27 @@ def models_table(report: Report) -> object:
         ]
         cells = [f"{math.exp(mean):.1f}" for mean in means]
         cells += ["not run"] * (2 - len(cells))
+        names = dict.fromkeys((experiments[0], plain))
+        row = report.draw(arm, "standard", *names) if rows else None
+        cells.insert(1, in_percent(row).replace("-", "−") if row else "")
         rows.append(
             [label, f"{first['parameters'] / 1e6:.2f}", f"{cost:.1f}", *cells]
         )
-    head = "", "million weights", "MFLOPs a token", "perplexity", "long run"
+    head = "", "million weights", "MFLOPs a token", "perplexity"
+    head += "against standard, %", "perplexity, long run"
     return markdown_table(head, rows)
 
 
 def elsewhere_table(report: Report) -> object:
-    """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
-    adjusted, rows = planned_p(report), []
-    for against, of in (
+    """Return boosted attention minus a baseline in settings that `short_tables` lacks, a
+    table for each setting."""
+    adjusted, found = planned_p(report), []
+    for setting, rows in (
         READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     ).items():
-        rows.append([against, cell(report, of, adjusted)])
-    return markdown_table(["boosted minus", "change, %"], rows)
+        cells = [[name, cell(report, of, adjusted)] for name, of in rows.items()]
+        found.append(markdown_table([setting, "change, %"], cells).data)
+    return Markdown("\n\n".join(found))
 
 
 def in_plain_words(of: tuple[str, ...]) -> str:
