@@ -11,7 +11,7 @@ import re
 from html import escape, unescape
 
 PAGES = ("18_perplexity", "30_pretrained")
-ROWS, COLUMNS = 10, 3  # at most, and at least
+ROWS, COLUMNS = 14, 3  # at most, and at least
 TABLE = re.compile(r'<table class="table">(.*?)</table>', re.DOTALL)
 HEAD, ROW, CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL), re.compile(r"<tr\b"), re.compile(r"<td\b")
 

@@ -157,7 +157,7 @@ MODELS = {
 # Other settings: in each a comparison that was planned, and one at equal FLOPs. `READS_INPUT` is E2: what a second
 # round reads, the keys and values of the first, or of the input.
 READS_INPUT = {
-    "what the second round reads": {
+    "width 64, learned positions": {
         "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
     }
 }
@@ -178,7 +178,7 @@ ELSEWHERE = {
         "*wider*, equal parameters": (BOOSTED, "wider", "rotary-96"),
         "*wider*, equal FLOPs": (BOOSTED, "wider_flops", "rotary-96"),
     },
-    "rotary positions, shift in both": {
+    "width 64, rotary positions, shift in both": {
         "*standard*": ("boosted_shift", "standard_shift", "shift-rotary"),
         "*wider*, equal FLOPs": (
             "boosted_shift",
@@ -199,7 +199,7 @@ READ_ONCE = {
     }
 }
 SHORT_WARM_UP = {
-    "short warm-up": {"*twicing*": (BOOSTED, "twicing", "mini")}
+    "width 64, short warm-up": {"*twicing*": (BOOSTED, "twicing", "mini")}
 }
 
 
@@ -252,15 +252,19 @@ def models_table(report: Report) -> object:
 
 
 def elsewhere_table(report: Report) -> object:
-    """Return boosted attention minus a baseline in settings that `short_tables` lacks, a
-    table for each setting."""
-    adjusted, found = planned_p(report), []
-    for setting, rows in (
+    """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
+    adjusted, rows = planned_p(report), []
+    for setting, of_setting in (
         READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     ).items():
-        cells = [[name, cell(report, of, adjusted)] for name, of in rows.items()]
-        found.append(markdown_table([setting, "change, %"], cells).data)
-    return Markdown("\n\n".join(found))
+        for baseline, of in of_setting.items():
+            row = report.draw(*of)
+            change = in_percent(row).replace("-", "\N{MINUS SIGN}")
+            rows.append(
+                [setting, baseline, change, row.pairs, verdict(report, of, adjusted)]
+            )
+    head = "setting", "boosted minus", "change, % (95 %)", "pairs", "verdict"
+    return markdown_table(head, rows)
 
 
 def in_plain_words(of: tuple[str, ...]) -> str:
