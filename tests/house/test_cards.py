@@ -58,7 +58,7 @@ def test_a_table_of_claims_has_no_classes_and_is_one_too():
     "other",
     [
         table(HEADS[:2], [["one", "−1.0"]]),
-        table(HEADS, [["one", "−1.0", "held"]] * 11),
+        table(HEADS, [["one", "−1.0", "held"]] * 15),
         table(['<span class="math">D</span>', "a", "b"], [["one", "−1.0", "held"]]),
         table(HEADS, [["one", "−1.0"]]),
     ],
