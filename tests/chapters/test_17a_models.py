@@ -1,0 +1,52 @@
+"""Chapter 17a: what its record says of three models adds up, and the shaded text shows what it is given."""
+
+import math
+
+import numpy as np
+import pytest
+from bs4 import BeautifulSoup
+
+from gbattn.conventions import load_records
+from support.figures import shaded_text
+
+
+@pytest.fixture(scope="module")
+def measured():
+    (record,) = load_records("model-texts")
+    return record.measured
+
+
+@pytest.mark.parametrize("name", ["shift", "second round"])
+def test_the_gains_of_all_kinds_of_tokens_add_up_to_that_of_the_text(measured, name):
+    rows = [row for row in measured[f"{name}, gains"].values() if isinstance(row, dict)]
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    whole = math.log(measured["standard"]["perplexity"] / measured[name]["perplexity"])
+    assert sum(row["share"] * row["gain"] for row in rows) == pytest.approx(whole, rel=1e-4)
+    mean, low, high = measured[f"{name}, gains"]["continues_minus_starts"]
+    assert low < mean < high
+
+
+def test_the_models_are_those_of_chapter_18(measured):
+    for name, (experiment, arm) in {
+        "standard": ("mini-warm", "standard"),
+        "shift": ("shift", "standard_shift"),
+    }.items():
+        (known,) = (
+            r.measured["test_perplexity"]
+            for r in load_records(experiment)
+            if (r.settings["arm"], r.settings["seed"]) == (arm, 1)
+        )
+        assert measured[name]["known"] == known
+        assert measured[name]["perplexity"] == pytest.approx(known, rel=0.01)
+
+
+def test_a_token_is_green_where_the_loss_falls_and_orange_where_it_rises():
+    tokens, gains = [" a<b", "c", "d"], np.array([1.0, -2.0, 0.01])
+    page = BeautifulSoup(shaded_text(tokens, {"a change": gains}, "losses").data, "html.parser")
+    shaded = page.select_one("p.shaded")
+    assert shaded.get_text() == " a<bcd"
+    better, worse = shaded.find_all("span")
+    assert "0, 158, 115, 0.25" in better["style"] and "solid" in better["style"] and better["title"] == "-1.00 nats"
+    assert "213, 94, 0, 0.50" in worse["style"] and "dotted" in worse["style"]
+    with pytest.raises(ValueError, match="zip"):
+        shaded_text(tokens, {"too few": gains[:2]}, "")
