@@ -64,9 +64,10 @@ class Parallel(nn.Module):
         return self.base(x) + self.up(nnf.relu(self.down(x)))
 
 
-def adapted(model, arm, seed, chosen=None, **options):
+def adapted(model, arm, seed, chosen=None, residual="heads", **options):
     """A copy of the model in which only an arm's new weights learn, and these weights; from layer `FIRST` on, unless
-    layers are chosen. Of the arm *full*, all weights of these layers learn. Options are those of `boost`."""
+    layers are chosen. Of the arm *full*, all weights of these layers learn. Options are those of `boost`; a residual of
+    the *output* is x less what round 0 would add to the residual stream, in place of x − F."""
     model = copy.deepcopy(model).requires_grad_(False)
     chosen = [*range(FIRST, len(model.model.layers))] if chosen is None else chosen
     layers = [model.model.layers[number] for number in chosen]
@@ -74,6 +75,9 @@ def adapted(model, arm, seed, chosen=None, **options):
     torch.manual_seed(seed)
     if arm == "boost":
         boost(model, layers=chosen, freeze=True, **dict(gate="head") | options)
+        for attention in (layer.self_attn for layer in layers) if residual == "output" else ():
+            for correction in attention.corrections:
+                correction.residual = lambda x, F, attention=attention: x - attention.project_output(F)
     elif arm == "LoRA":
         for layer in layers:
             for part in (layer.self_attn, layer.mlp):

@@ -26,6 +26,10 @@ Added after the runs of *spread* and of LoRA in the first ten layers: LoRA *spre
 were better than LoRA in ten layers that stand together, which says nothing of corrections. This note was written when
 the runs of LoRA *spread* began and committed when they had ended, so it counts as exploration: corrections lose to LoRA
 in every third layer, too.
+
+Added later, with its prediction, before its runs: *output*. x and F have different bases, which here only happen to be
+of one width, and the frozen model cannot adapt its values to that. So these corrections read x less the output of the
+first round, projected. Prediction: open against the corrections of `real_boost`, and losing to LoRA.
 """
 
 import argparse
@@ -46,6 +50,7 @@ ARMS = {
     "boost, all": dict(chosen=range(30)),
     "boost, input": dict(chosen=LAST, kv_from="input"),
     "boost, feature": dict(chosen=LAST, gate="feature"),
+    "boost, output": dict(chosen=LAST, residual="output"),
     "LoRA, first": dict(chosen=range(10)),
     "LoRA, middle": dict(chosen=range(10, 20)),
     "LoRA, spread": dict(chosen=range(2, 30, 3)),
