@@ -135,11 +135,8 @@ def print_pages(site, names, config, target):
         page.evaluate("async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }")
         page.evaluate(SHRINK)
         over = page.evaluate(OVER)
-        for _ in range(3):  # on a busy machine Chromium gives up on the outline, and says nothing
-            page.pdf(path=target, display_header_footer=True, header_template="<i></i>", footer_template=FOOT,
-                     print_background=True, outline=True, tagged=True, **PAPER)  # fmt: skip
-            if b"/Outlines" in target.read_bytes():
-                break
+        page.pdf(path=target, display_header_footer=True, header_template="<i></i>", footer_template=FOOT,
+                 print_background=True, outline=True, tagged=True, **PAPER)  # fmt: skip
         browser.close()
     together.unlink()
     return over
