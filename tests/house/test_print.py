@@ -23,7 +23,7 @@ def printed(site, names, folder):
     if not any(map(shutil.which, print_book.BROWSERS)):
         pages.skip_or_fail("Chromium is not installed: on Debian, apt-get install chromium.")
     over = print_book.print_pages(site, names, CONFIG, folder / "book.pdf")
-    return re.sub(rb"stream.*?endstream", b"", (folder / "book.pdf").read_bytes(), flags=re.S), over
+    return re.sub(rb"stream\n.*?endstream", b"", (folder / "book.pdf").read_bytes(), flags=re.S), over
 
 
 @pytest.fixture(scope="module")
