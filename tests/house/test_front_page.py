@@ -141,7 +141,7 @@ TEN, SHIFTED = ("mini-warm", "mini-warm-again"), ("shift", "shift-again")
     [
         ("shift", ("standard_shift", "shift"), PLAIN),
         ("second", (BOOSTED, *TEN), PLAIN),
-        ("wider", ("wider", *TEN), PLAIN),
+        ("wider", ("wider_flops", "mini-warm-flops"), PLAIN),
         ("form", (BOOSTED, "form"), ("stack", "form")),
         ("stack", ("boosted_shift", "shift"), ("stack_shift", "shift-stack")),
         ("here", ("boosted_shift", *SHIFTED), ("standard_shift", *SHIFTED)),
