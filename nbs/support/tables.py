@@ -220,35 +220,36 @@ def short_tables(report: Report) -> object:
 
 
 def models_table(report: Report) -> object:
-    """Return size, training FLOPs of a token and mean test perplexity of six models, and
-    in the ordinary run their paired difference from the first."""
+    """Return size, training FLOPs of a token and mean test perplexity of six models, in
+    the ordinary run at the seeds of the first, with the paired difference from it."""
     rows, plain = [], MODELS["standard"][1]
-    for label, (arm, *experiments) in MODELS.items():
-        runs = [
-            [
-                r.measured
-                for name in (experiment or "").split("+")
-                for r in (report.records(name) if name else ())
-                if r.settings["arm"] == arm
-            ]
-            for experiment in experiments
-        ]
-        first = runs[0][0]
-        cost = first["training_flops"] / first["tokens"] / 1e6
+    seeds = {r.settings["seed"] for r in _runs_of(report, "standard", plain)}
+    for label, (arm, ordinary, long) in MODELS.items():
+        runs = [r for r in _runs_of(report, arm, ordinary) if r.settings["seed"] in seeds]
         means = [
-            np.mean([m["test_loss"] for m in found]) for found in runs if found
+            np.mean([r.measured["test_loss"] for r in found])
+            for found in (runs, _runs_of(report, arm, long))
+            if found
         ]
         cells = [f"{math.exp(mean):.1f}" for mean in means]
         cells += ["not run"] * (2 - len(cells))
-        names = dict.fromkeys((experiments[0], plain))
-        row = report.draw(arm, "standard", *names) if rows else None
-        cells.insert(1, in_percent(row).replace("-", "−") if row else "")
+        row = report.draw(arm, "standard", *dict.fromkeys((ordinary, plain))) if rows else None
+        cells.insert(1, in_percent(row).replace("-", "\N{MINUS SIGN}") if row else "")
+        first = runs[0].measured
+        cost = first["training_flops"] / first["tokens"] / 1e6
         rows.append(
             [label, f"{first['parameters'] / 1e6:.2f}", f"{cost:.1f}", *cells]
         )
     head = "", "million weights", "MFLOPs a token", "perplexity"
     head += "against standard, %", "perplexity, long run"
     return markdown_table(head, rows)
+
+
+def _runs_of(report: Report, arm: str, experiments: str | None) -> list:
+    """Return the records of an arm in experiments, whose names a plus joins."""
+    names = experiments.split("+") if experiments else ()
+    found = (r for name in names for r in report.records(name))
+    return [r for r in found if r.settings["arm"] == arm]
 
 
 def elsewhere_table(report: Report) -> object:

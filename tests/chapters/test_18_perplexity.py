@@ -810,6 +810,9 @@ def test_the_table_of_models_has_their_sizes_and_means():
     assert lines[0][-1] == "not run |"
     losses = of_the_book().of_arm("boosted_shift", "shift-length")
     assert lines[4][-1] == f"{math.exp(np.mean(losses)):.1f} |" and len(losses) == 6
+    for line in lines[1:]:  # the mean of the logarithms is that of the pairs
+        ratio, told = float(line[3]) / float(lines[0][3]) - 1, line[4].partition(" ")[0].replace("−", "-")
+        assert 100 * ratio == pytest.approx(float(told), abs=0.15)
     flops = [float(line[2]) for line in lines]
     assert flops[1] == flops[2] == flops[4] == flops[5] > flops[0] == flops[3]
 
