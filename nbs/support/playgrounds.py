@@ -373,7 +373,7 @@ STEPS = {
     "boost": [
         (
             "the best round",
-            {"rounds": 18},
+            {"rounds": 18},  # the stop that is put on it
             "One more round would bring more variance than it removes of the squared bias.",
         ),
         (

@@ -109,6 +109,29 @@ def test_any_basis_of_the_estimate_is_the_same_family():
     assert not near(list(rescaled(p, turned, options=GATES[1:], shifts=(True,))))
 
 
+def test_the_descent_and_the_answer_do_not_depend_on_the_basis_and_the_angle_with_the_residual_does():
+    """For a layer that reads x − RF and its image that reads x − F: ⟨δ, u⟩, each round's answer and r are the same."""
+    p = Problem(3, 6, 2, 3, 3, 0.5)
+    turned = torch.block_diag(*(p.normal(p.D // p.H, p.D // p.H) for _ in range(p.H)))
+    target = p.normal(*p.x.shape)
+    for R, gate in ((-1.0, "feature"), (torch.diag(p.normal(p.D)), "feature"), (turned, "head")):
+        found = []
+        for layer in with_sign(p.layer(rounds=2, gate=gate), R):
+            loss = lambda layer=layer: (layer(p.x) - target).square().sum()
+            u, trace = functional_gradient(layer, loss)
+            first, second = trace.rounds
+            delta, r = gated(torch.zeros_like(p.x), second.gate, second.correction), second.residual
+            found.append(((delta * u).sum(-1), layer.out(first.estimate), layer.out(second.estimate), r, delta))
+        *same, delta = zip(*found)
+        for one, image in same:
+            torch.testing.assert_close(one, image, atol=1e-9, rtol=1e-9)
+        angles = [alignment(d, -found[0][3]) for d in delta]
+        if isinstance(R, float):
+            assert torch.equal(angles[0], -angles[1])
+        else:
+            assert (angles[0] - angles[1]).abs().max() > 0.1
+
+
 def trained(p, clip, optimizer=torch.optim.AdamW):
     """Losses of ten updates of a layer that reads x − F, and of its image that reads x + F."""
     minus = p.layer(rounds=p.rounds)

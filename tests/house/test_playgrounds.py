@@ -123,7 +123,30 @@ def test_the_boosted_wave_and_its_risk_are_the_librarys(compute, place, rounds):
     assert (found["F"] - l2_boost(S, y, rounds, 0.35)[:, 0]).abs().max() < EXACT
     for m, risk in found["risks"]:
         assert abs(risk - bias_variance(boosted_smoother(S, int(m), 0.35), truth, 0.5).risk) < EXACT
-    assert found["best"][1] == found["risks"][:, 1].min()
+
+
+def boosted_wave(rounds, shrinkage):
+    """Squared bias and variance of the wave that chapter 5 starts with."""
+    x = torch.linspace(0, 1, 25, dtype=torch.float64)[:, None]
+    S = boosted_smoother(kernel_smoother(x, 0.25), rounds, shrinkage)
+    return bias_variance(S, torch.sin(6 * x), 0.3)
+
+
+@pytest.mark.parametrize(("shrinkage", "best"), [(1, 29), (0.1, 297), (0.35, 84)])
+def test_the_best_round_is_the_best_of_all_and_a_stop_of_the_slider(compute, shrinkage, best):
+    risks = [boosted_wave(m, shrinkage).risk.item() for m in range(1, 1001)]
+    assert np.argmin(risks) + 1 == best
+    found = compute("boost", rounds=0, shrinkage=shrinkage, bandwidth=0.25, noise=0.3)
+    assert found["best"][0] == best and abs(found["best"][1] - min(risks)) < EXACT
+    stops = found["risks"][:, 0]
+    assert best in stops and len(stops) == 50 and (stops.diff() > 0).all()
+
+
+def test_a_risk_that_falls_to_the_last_round_has_no_best_one(page):
+    root = page.locator("#play-boost")
+    root.locator("input[name=noise]").fill("0")
+    assert root.locator("p").inner_text().endswith("it falls up to 1000 rounds.")
+    root.locator("button").last.click()
 
 
 @pytest.mark.parametrize(("place", "alpha"), [(0, 0.1), (6, 1.4)])
@@ -339,6 +362,27 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     assert seen() == start
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_screen_reader_says_of_a_slider_what_is_shown(page, name):
+    root = page.locator(f"#play-{name}")
+    for slider in root.locator("input[type=range]").all():
+        shown = slider.locator("xpath=following-sibling::output")
+        for key in ("Home", "ArrowRight", "End"):
+            slider.press(key)
+            assert slider.get_attribute("aria-valuetext") == shown.inner_text() != ""
+    root.locator("button").last.click()
+    for slider in root.locator("input[type=range]").all():
+        shown = slider.locator("xpath=following-sibling::output")
+        assert slider.get_attribute("aria-valuetext") == shown.inner_text()
+
+
+def test_a_slider_whose_value_is_a_place_in_a_list_says_what_lies_there(page):
+    slider = page.locator("#play-boost input[name=rounds]")
+    slider.press("End")
+    assert (slider.input_value(), slider.get_attribute("aria-valuetext")) == ("49", "1000")
+    page.locator("#play-boost button").last.click()
+
+
 @pytest.mark.parametrize(
     ("name", "moved"), [("slope", ["a"]), ("fit", ["y1"]), ("second", ["x", "y"]), ("retrieve", ["x", "y"])]
 )
@@ -450,6 +494,13 @@ def missed(now, name):
     return (now["X"][0] - now[name]).norm()
 
 
+def last_that_pays(rounds):
+    """Whether of the rounds about this number, all of which lower the bias, this is the last that lowers the risk."""
+    before, now, after = (boosted_wave(m, 1) for m in (rounds - 1, rounds, rounds + 1))
+    assert before.squared_bias > now.squared_bias > after.squared_bias
+    return before.risk > now.risk < after.risk
+
+
 # what each button says, of what the figure computes after it and of what it computed at the start
 LESSONS = {
     "a peak": lambda now, start: now["one"][1] < now["F"][1] < 2,
@@ -464,10 +515,10 @@ LESSONS = {
     "local lines": lambda now, start: now["bias"] < 0.0569,
     "small β": lambda now, start: small(now["states"][-1]),
     "large β": lambda now, start: small(now["states"][-1] - torch.tensor([1.0, 0.0])),
-    "the best round": lambda now, start: now["risk"] == now["best"][1],
+    "the best round": lambda now, start: now["M"] == now["best"][0] and last_that_pays(int(now["M"])),
     "too many rounds": lambda now, start: now["risk"] > now["best"][1] and now["best"][0] < 1000,
     "smaller steps": lambda now, start: (
-        now["best"][0] > 10 * start["best"][0] and small((now["risk"] - start["best"][1]) * 50)
+        abs(now["M"] / (10 * start["best"][0]) - 1) < 0.05 and small((now["risk"] - start["best"][1]) * 50)
     ),
     "a gentle slope": lambda now, start: now["dyt"][-1] < 1.25 > now["derf"][-1],
     "a steep slope": lambda now, start: 10 * now["layernorm"][-1] < min(now["dyt"][-1], now["derf"][-1]),

@@ -21,7 +21,9 @@ const play = (root, figure) => {
     told.textContent = `${figure.tell(numbers, now)} ${lesson}`.trim();
     inputs.forEach(e => {
       const output = e.parentElement.querySelector("output");
-      if (output) output.textContent = figure.label?.[e.name]?.(now[e.name]) ?? round(now[e.name], 2);
+      if (!output) return;
+      output.textContent = figure.label?.[e.name]?.(now[e.name], numbers) ?? round(now[e.name], 2);
+      e.setAttribute("aria-valuetext", output.textContent);  // a screen reader says what is shown, not a place in a list
     });
   };
   root.addEventListener("input", () => { lesson = ""; show(); });
@@ -64,7 +66,10 @@ const play = (root, figure) => {
 const round = (x, digits) => (Math.abs(x) < 0.5 * 10 ** -digits ? 0 : x).toFixed(digits).replace("-", "−");
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 const times = (A, v) => A.map(row => dot(row, v));
-const matrix = (A, B) => A.map(row => B[0].map((_, j) => row.reduce((sum, x, i) => sum + x * B[i][j], 0)));
+const matrix = (A, B) => {
+  const columns = B[0].map((_, j) => B.map(row => row[j]));
+  return A.map(row => columns.map(column => dot(row, column)));
+};
 const power = (A, k) => k === 1 ? A : k % 2 ? matrix(A, power(A, k - 1)) : power(matrix(A, A), k / 2);
 const mean = v => v.reduce((sum, x) => sum + x, 0) / v.length;
 // Numbers that look random, the same ones on each page: uniform from a seed, and normal by Box and Muller.
