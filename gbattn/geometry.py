@@ -81,6 +81,7 @@ def procrustes_distortion(X: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
 
 # %% ../nbs/28_geometry.ipynb #f89041c7
 #| code-fold: true
+# How the inputs of the probe are checked
 def _check_probe(states, truth, test_states, test_truth, ridge) -> None:
     check(ridge=(ridge, NOT_NEGATIVE))
     check_tensor("states", states, "n d", dtype=FLOATING, positive="n d")
@@ -138,6 +139,7 @@ def probe_score(
 
 # %% ../nbs/28_geometry.ipynb #e0bef1af
 #| code-fold: true
+# Nearest neighbours, rank correlation, and the number of directions
 def _nearest(distances: torch.Tensor, k: int) -> torch.Tensor:
     """Whether j is among the k nearest of i, (n, n)."""
     own = torch.eye(len(distances), dtype=torch.bool, device=distances.device)
@@ -159,6 +161,7 @@ def _directions(name: str, X: torch.Tensor) -> torch.Tensor:
 
 # %% ../nbs/28_geometry.ipynb #d55fc934
 #| code-fold: true
+# How the three failures are measured
 class Regimes(NamedTuple):
     """Three ways in which states miss the truth, each a number from 0 to 1."""
 
@@ -329,6 +332,7 @@ def donsker_varadhan(
 
 # %% ../nbs/28_geometry.ipynb #f2bff12f
 #| code-fold: true
+# The critic, a network with two hidden layers
 class _Critic:
     """Perceptrons T(x, y) of two hidden layers, one for each leading index."""
 
@@ -361,6 +365,7 @@ class _Critic:
 
 # %% ../nbs/28_geometry.ipynb #332c487c
 #| code-fold: true
+# How the critic is trained, and what is returned
 def _fit(critic, x, y, batch, steps, lr, generator) -> None:
     """Maximise the bound on batches, whose pairs are shifted by one."""
     optimizer = torch.optim.Adam([*critic.weights, *critic.biases], lr)
@@ -382,6 +387,7 @@ class Information(NamedTuple):
 
 # %% ../nbs/28_geometry.ipynb #fadcd57e
 #| code-fold: true
+# How information is estimated, on pairs that the critic has not seen
 def estimate_information(
     x: torch.Tensor,
     y: torch.Tensor,

@@ -6,6 +6,7 @@
 __all__ = ['sinkhorn_potentials', 'sinkhorn_weights', 'SinkhornAttention', 'coupling', 'SinkhornTransformer']
 
 # %% ../nbs/24_sinkhorn.ipynb #b77db57b
+# Imports, and which numbers of iterations are allowed
 import math
 import warnings
 
@@ -43,6 +44,7 @@ _ITERATIONS = integer("an integer that is not negative", lambda x: x >= 0)
 
 # %% ../nbs/24_sinkhorn.ipynb #4c9a7d02
 #| code-fold: true
+# How a mask is applied, and what columns should then sum to
 def _masked(scores: torch.Tensor, mask: torch.Tensor | None):
     """The scores, −∞ where hidden, and the logarithm of what a column should sum to."""
     T, S = scores.shape[-2:]
@@ -79,6 +81,7 @@ def _alternate(scores, rows, columns, beta, iterations, tolerance):
 
 # %% ../nbs/24_sinkhorn.ipynb #33a4d327
 #| code-fold: true
+# How the potentials are computed
 def sinkhorn_potentials(
     scores: torch.Tensor,
     *,
@@ -129,6 +132,7 @@ def sinkhorn_potentials(
 
 # %% ../nbs/24_sinkhorn.ipynb #eb11d6b1
 #| code-fold: true
+# The weights and their implicit gradient
 class _Plan(torch.autograd.Function):
     """exp(S + α + β), with a differentiable implicit gradient with respect to S and to
     what rows and columns sum to; that of softmax where columns are not balanced."""
@@ -196,6 +200,7 @@ def sinkhorn_weights(
 
 # %% ../nbs/24_sinkhorn.ipynb #d83e6b15
 #| code-fold: true
+# What the layer refuses, and which mask it uses
 class _OverAllTokens(MultiHeadAttention):
     """Attention whose weights depend on all tokens: neither causal nor with a cache."""
 
@@ -254,6 +259,7 @@ class _BalancedHeads(_OverAllTokens):
 
 # %% ../nbs/24_sinkhorn.ipynb #98879eeb
 #| code-fold: true
+# `SinkhornAttention`, the layer itself
 @register("sinkhorn")
 class SinkhornAttention(_BalancedHeads):
     """Attention with doubly stochastic weights: every key receives the same total
@@ -304,6 +310,7 @@ class SinkhornAttention(_BalancedHeads):
 
 # %% ../nbs/24_sinkhorn.ipynb #c3d7a2e1
 #| code-fold: true
+# What the layer costs
 @counts(SinkhornAttention)
 def _sinkhorn_parts(p: AttentionSizes) -> Parts:
     """Costs by part. The iterations are not products, nor is the solution of the system
@@ -322,6 +329,7 @@ def _sinkhorn_parts(p: AttentionSizes) -> Parts:
 
 # %% ../nbs/24_sinkhorn.ipynb #3306c591
 #| code-fold: true
+# How much each token of a text weighs
 def _masses(name: str, masses: torch.Tensor | None, like: torch.Tensor):
     """Weights of one text, which sum to one: by default all alike."""
     n = like.shape[-1]

@@ -67,6 +67,7 @@ def shift_in_chunks(
 
 # %% ../nbs/22_test_time.ipynb #597056f1
 #| code-fold: true
+# How inputs are checked, and how a text is cut into chunks
 def _check_tokens(z, v, chunk, fast, name="values") -> None:
     check(chunk=(chunk, COUNT))
     check_tensor("z", z, "… T f", dtype=FLOATING)
@@ -208,6 +209,7 @@ def chunk_writes(
 
 # %% ../nbs/22_test_time.ipynb #7be20b01
 #| code-fold: true
+# The options and weights of the layer
 class _WritingFeedForward(FeedForward):
     """The options and weights of `FastWeightFeedForward`."""
 
@@ -239,9 +241,8 @@ class _WritingFeedForward(FeedForward):
         self.chunk, self.offset, self.reach = int(chunk), offset, int(reach)
         self.writing = dict(rate=float(rate), rule=rule, rounds=int(rounds))
         self.target = make_projection(d_model, d_model, bias=False, **where)
-        self.kernel = None
-        if offset is None:
-            self.kernel = nn.Parameter(torch.zeros(2 * reach + 1, d_model, **where))
+        kernel = torch.zeros(2 * reach + 1, d_model, **where)
+        self.kernel = nn.Parameter(kernel) if offset is None else None
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the matrices as `FeedForward` does; set the mixture to zero."""
@@ -278,6 +279,7 @@ class _FastWeights(_WritingFeedForward):
 
 # %% ../nbs/22_test_time.ipynb #7be20b03
 #| code-fold: true
+# How the layer decodes with a cache
 def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
     """The output for tokens that follow those of a cache, which takes them up."""
     want = "the cache of this layer, from its make_cache"
@@ -305,6 +307,7 @@ def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
 
 # %% ../nbs/22_test_time.ipynb #7be20b04
 #| code-fold: true
+# What the layer refuses, and the cache that it makes
 class _CachedFastWeights(_FastWeights):
     """The checks and the cache of `FastWeightFeedForward`."""
 
@@ -347,6 +350,7 @@ class _CachedFastWeights(_FastWeights):
 
 # %% ../nbs/22_test_time.ipynb #50dea384
 #| code-fold: true
+# `FastWeightFeedForward`, the layer itself
 @register("fast_feed_forward")
 class FastWeightFeedForward(_CachedFastWeights):
     """A feed-forward layer that writes into its last matrix while it reads: in-place
@@ -440,6 +444,7 @@ class FastWeightFeedForward(_CachedFastWeights):
 
 # %% ../nbs/22_test_time.ipynb #5a85e6ac
 #| code-fold: true
+# What the layer costs
 @counts(FastWeightFeedForward)
 def _fast_feed_forward_parts(p: AttentionSizes) -> dict[str, Cost]:
     """Without a cache, by the form that `read_chunks` chooses, for one round."""
@@ -474,6 +479,7 @@ def _fast_feed_forward_parts(p: AttentionSizes) -> dict[str, Cost]:
 
 # %% ../nbs/22_test_time.ipynb #7be20a14
 #| code-fold: true
+# Which weight of the old model goes where in the new one
 def _source(name: str, names: dict[str, str]) -> str:
     """The weight of the model that becomes this one, by the old start of each new one."""
     start = ".".join(name.split(".")[:2]) + "."
@@ -487,6 +493,7 @@ def _source(name: str, names: dict[str, str]) -> str:
 
 # %% ../nbs/22_test_time.ipynb #bbf9fd3a
 #| code-fold: true
+# How layers of a trained model are exchanged
 def with_fast_weights(
     model: LanguageModel, layers: Iterable[int] | None = None, **options
 ) -> LanguageModel:

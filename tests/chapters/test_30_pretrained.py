@@ -287,6 +287,20 @@ def test_continuous_batching_is_refused_at_once(gp, name, monkeypatch):
         model.init_continuous_batching()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_correction_reads_x_minus_the_heads_or_minus_the_output_if_widths_differ(gp, name, monkeypatch):
+    model, kept, residual = gp.boost(family(name), layers=[0]), [], gp.HeadCorrection.residual
+    keep = lambda self, x, F: kept.append((residual(self, x, F), F)) or kept[-1][0]
+    monkeypatch.setattr(gp.HeadCorrection, "residual", keep)
+    layer = model.model.layers[0].self_attn
+    layer.register_forward_pre_hook(lambda _, args, call: kept.append(call["hidden_states"]), with_kwargs=True)
+    model(IDS)
+    x, (r, F) = kept
+    assert (F.shape == x.shape) == (name != "qwen3")
+    assert torch.equal(r, x - (layer.o_proj(F) if name == "qwen3" else F))
+
+
 def attention_call(gp):
     """The boosted attention of a Llama, and a call of it."""
     layer = shaken(gp.boost(family("llama"))).model.layers[0].self_attn

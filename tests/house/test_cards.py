@@ -23,7 +23,8 @@ def of(html):
 
 
 HEADS = ["", "mean &amp; <em>interval</em>", "by the “rule”"]
-RESULT = table(HEADS, [["one", "−1.0", "held"], ["two", "", "open"]])
+LONG = "open, as three seeds are too few to decide it"
+RESULT = table(HEADS, [["one", "−1.0", "held"], ["two", "", LONG]])
 
 
 def test_a_cell_knows_its_heading_and_keeps_its_words():
@@ -31,6 +32,12 @@ def test_a_cell_knows_its_heading_and_keeps_its_words():
     assert [cell["data-label"] for cell in soup.find_all("td")] == ["", "mean & interval", "by the “rule”"] * 2
     assert soup.get_text() == BeautifulSoup(RESULT, "html.parser").get_text()
     assert soup.find("td")["class"] == ["text-right"] and soup.find("table")["class"] == ["table", "cards"]
+
+
+def test_the_heading_of_the_first_column_stands_above_the_cards_and_is_read_once():
+    above = BeautifulSoup(of(table(["noise &amp; arm", *HEADS[1:]], [["one", "2", LONG]])), "html.parser").p
+    assert above.get_text() == "noise & arm" and above["aria-hidden"] == "true" and "d-sm-none" in above["class"]
+    assert above.find_next_sibling("table") and "aria-hidden" not in of(RESULT)
 
 
 def test_to_a_screen_reader_it_stays_a_table():
@@ -58,19 +65,24 @@ def test_a_table_of_claims_has_no_classes_and_is_one_too():
     "other",
     [
         table(HEADS[:2], [["one", "−1.0"]]),
-        table(HEADS, [["one", "−1.0", "held"]] * 15),
-        table(['<span class="math">D</span>', "a", "b"], [["one", "−1.0", "held"]]),
-        table(HEADS, [["one", "−1.0"]]),
+        table(HEADS, [["one", "−1.0", LONG]] * 15),
+        table(['<span class="math">D</span>', "a", "b"], [["one", "−1.0", LONG]]),
+        table(HEADS, [["one", LONG]]),
+        table(["", "two", "three words here"], [["boosted", "<b>−1.0</b>", "held &amp; seen"]] * 3),
     ],
-    ids=["two columns", "a long list", "a formula as heading", "cells without a heading"],
+    ids=["two columns", "a long list", "a formula as heading", "cells without a heading", "one that fits"],
 )
 def test_another_table_stays_as_it_is(other):
     assert of(other) == other
     assert of(RESULT + other).endswith(other)
 
 
-def test_the_pages_are_there():
-    nbs = Path(__file__).parents[2] / "nbs"
-    assert all((nbs / f"{name}.ipynb").is_file() for name in cards.PAGES)
-    style = (nbs.parent / "_static" / "book.css").read_text()
+@pytest.mark.parametrize("n, is_cards", [(4, False), (5, True)])
+def test_columns_that_the_style_makes_wide_are_cards_even_if_short(n, is_cards):
+    assert ("cards" in of(table(["a"] * n, [["1"] * n] * 2))) == is_cards
+
+
+def test_the_style_shows_the_headings_and_what_is_wide_is_said_alike():
+    style = (Path(__file__).parents[2] / "_static" / "book.css").read_text()
     assert re.search(r"table\.cards tbody td::before {[^}]*attr\(data-label\)", style)
+    assert f"table:has(th:nth-child({cards.NARROW + 1})) td {{ min-width" in style
