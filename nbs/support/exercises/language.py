@@ -550,6 +550,23 @@ def _():
     yield (k + after) / 2, "That is the key after: a shift looks back."
 
 
+@exercise(
+    "17a.4",
+    "the share of the shift's gain that known pairs have",
+    "The gain of a kind of tokens counts as often as its tokens come.",
+    tolerance=0.05,
+)
+def _():
+    share = {"starts": (0.45, 0.02), "continues": (0.37, 0.05), "other": (0.11, 0.01)}
+    gain = {"starts": (0.08, 0.41), "continues": (0.13, 2.04), "other": (0.12, 0.61)}
+    new, known = (sum(share[k][i] * gain[k][i] for k in share) for i in (0, 1))
+    yield known / (new + known)
+    yield known, "That is their part of the gain in nats, not its share."
+    yield 0.08, "That is their share of the tokens."
+    means = [sum(gain[k][i] for k in gain) for i in (0, 1)]
+    yield means[1] / sum(means), "Weight each gain by its share of the tokens."
+
+
 # ---- 18 Results ----
 
 
