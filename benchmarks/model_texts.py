@@ -1,15 +1,15 @@
 """What three models of chapter 18 write, and which tokens the shift and a second round predict better: for chapter 17a.
 
 Standard attention, the same with the shift, and boosted attention: seed 1 of the ordinary run, each as its record in
-chapter 18 says. Models are not kept with the book, so they are trained here, a quarter of an hour of one core in all
+chapter 18 says. Models are not kept with the book, so they are trained here, 25 minutes of one core in all
 (GBATTN_RUNS keeps them; GBATTN_CORPORA has the texts):
 
     python benchmarks/model_texts.py
 
 Prediction, written before it was run: the shift lowers the loss of tokens that continue a word more than that of tokens
 that start one, as it hands a key the token before. It holds if the 95 % interval of the difference of the two gains,
-over windows of the test split, lies above zero. (Whether a token has followed the same token
-before in its window was added after the first run.)
+over windows of the test split, lies above zero. Whether a token has followed the same token before in
+its window was added after the first run.
 """
 
 import itertools
