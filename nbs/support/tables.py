@@ -7,7 +7,6 @@ import numpy as np
 from IPython.display import Markdown
 
 from gbattn.comparison import compare, losses_by_rate, markdown_table
-from support.playgrounds import BASELINE_NAMES, SETTING_NAMES
 from support.reports import (
     Report,
     has_interval,
@@ -145,7 +144,7 @@ QUESTIONS = {
     "parameters": "*Wider*, equal para\N{SOFT HYPHEN}meters: is it worth its weights?",
     "flops": "*Wider*, equal FLOPs: is it worth its arith\N{SOFT HYPHEN}metic?",
 }
-# Models of the first rows, and the experiments that have them: an ordinary run, a long one.
+# Models, and the experiments that have them: an ordinary run, a long one.
 MODELS = {
     "standard": ("standard", "mini-warm+shift-plain", None),
     "boosted": (BOOSTED, WARM, LONG),
@@ -219,30 +218,26 @@ def short_tables(report: Report) -> object:
     return Markdown("\n\n".join(found))
 
 
-def models_table(report: Report) -> object:
-    """Return size, training FLOPs of a token and mean test perplexity of six models, in
-    the ordinary run at the seeds of the first, with the paired difference from it."""
-    rows, plain = [], MODELS["standard"][1]
-    seeds = {r.settings["seed"] for r in _runs_of(report, "standard", plain)}
-    for label, (arm, ordinary, long) in MODELS.items():
-        runs = [r for r in _runs_of(report, arm, ordinary) if r.settings["seed"] in seeds]
-        means = [
-            np.mean([r.measured["test_loss"] for r in found])
-            for found in (runs, _runs_of(report, arm, long))
-            if found
+def models_of(report: Report) -> dict[str, tuple[float, list[dict[int, float]]]]:
+    """Return, for each of six models, its training FLOPs of a token in millions, and the
+    test perplexity of each seed in the ordinary run, at the seeds of the first model,
+    and in the long one."""
+    found = {}
+    for label, (arm, *experiments) in MODELS.items():
+        lengths = [
+            {r.settings["seed"]: r.measured for r in _runs_of(report, arm, names)}
+            for names in experiments
         ]
-        cells = [f"{math.exp(mean):.1f}" for mean in means]
-        cells += ["not run"] * (2 - len(cells))
-        row = report.draw(arm, "standard", *dict.fromkeys((ordinary, plain))) if rows else None
-        cells.insert(1, in_percent(row).replace("-", "\N{MINUS SIGN}") if row else "")
-        first = runs[0].measured
-        cost = first["training_flops"] / first["tokens"] / 1e6
-        rows.append(
-            [label, f"{first['parameters'] / 1e6:.2f}", f"{cost:.1f}", *cells]
-        )
-    head = "", "million weights", "MFLOPs a token", "perplexity"
-    head += "against standard, %", "perplexity, long run"
-    return markdown_table(head, rows)
+        first = next(iter(lengths[0].values()))
+        found[label] = first["training_flops"] / first["tokens"] / 1e6, [
+            {seed: one["test_perplexity"] for seed, one in runs.items()}
+            for runs in lengths
+        ]
+    seeds = found["standard"][1][0]
+    for _, (ordinary, _) in found.values():
+        for seed in set(ordinary) - set(seeds):
+            del ordinary[seed]
+    return found
 
 
 def _runs_of(report: Report, arm: str, experiments: str | None) -> list:
@@ -266,25 +261,6 @@ def elsewhere_table(report: Report) -> object:
             )
     head = "setting", "boosted minus", "change, % (95 %)", "pairs", "verdict"
     return markdown_table(head, rows)
-
-
-def in_plain_words(of: tuple[str, ...]) -> str:
-    """Return the claim that the first of two arms is better, in the words of chapter 18."""
-    arms = {
-        arm: BASELINE_NAMES[key].replace("wider,", "wider at")
-        for key, arm in BASELINES.items()
-    }
-    arms |= {
-        BOOSTED: "boosted",
-        "boosted_input": "boosted with keys and values of x",
-    }
-    settings = {
-        tuple(names): SETTING_NAMES.get(s.label, s.label)
-        for s in SETTINGS
-        for _, *names in s.against.values()
-    }
-    first, second, *names = of
-    return f"{arms[first]} beats {arms[second]}: {settings[tuple(names)]}"
 
 
 def answer_table(report: Report, settings: Iterable[Setting] = SETTINGS) -> object:

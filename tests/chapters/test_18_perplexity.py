@@ -52,8 +52,7 @@ from support.tables import (
     elsewhere_table,
     family_table,
     few_pairs_table,
-    in_plain_words,
-    models_table,
+    models_of,
     settings_table,
     shift_table,
     short_tables,
@@ -804,17 +803,18 @@ def test_the_table_of_other_settings():
     assert len(set(shown)) == len(shown) and not set(shown) & set(short_cells())
 
 
-def test_the_table_of_models_has_their_sizes_and_means():
-    lines = [line.split(" | ") for line in models_table(of_the_book()).data.splitlines()[2:]]
-    assert [line[0].strip("| ") for line in lines] == [*MODELS]
-    assert lines[0][-1] == "not run |"
-    losses = of_the_book().of_arm("boosted_shift", "shift-length")
-    assert lines[4][-1] == f"{math.exp(np.mean(losses)):.1f} |" and len(losses) == 6
-    for line in lines[1:]:  # the mean of the logarithms is that of the pairs
-        ratio, told = float(line[3]) / float(lines[0][3]) - 1, line[4].partition(" ")[0].replace("−", "-")
-        assert 100 * ratio == pytest.approx(float(told), abs=0.15)
-    flops = [float(line[2]) for line in lines]
-    assert flops[1] == flops[2] == flops[4] == flops[5] > flops[0] == flops[3]
+def test_the_figure_of_six_models_has_their_runs():
+    models = models_of(of_the_book())
+    costs = {name: cost for name, (cost, _) in models.items()}
+    assert costs["standard"] == costs["standard, shift"] < costs["wider, equal FLOPs"]
+    assert costs["boosted"] == costs["boosted, shift"] == pytest.approx(costs["wider, equal FLOPs, shift"], rel=0.01)
+    for name, (_, (ordinary, long)) in models.items():
+        assert [*sorted(ordinary)] == [*range(1, 11)] and len(long) == (0 if name == "standard" else 6)
+        arm, short, late = MODELS[name]
+        losses = of_the_book().of_arm(arm, late) if late else []
+        assert sorted(map(math.log, long.values())) == pytest.approx(sorted(losses))
+    shorter = models["standard, shift"][1][0]
+    assert {math.log(shorter[seed]) for seed in shorter} <= {*of_the_book().of_arm("standard_shift", verdicts.AGAIN)}
 
 
 def test_a_rate_that_a_sweep_missed_is_worse_in_every_pair():
@@ -823,14 +823,6 @@ def test_a_rate_that_a_sweep_missed_is_worse_in_every_pair():
         ran, better = report.of_arm(arm, name), report.of_arm(arm, other)
         assert len(ran) == len(better) >= 3 and max(np.subtract(better, ran)) < 0
         assert verdict(report, (arm, "standard", name), {}) == "rate not found"
-
-
-def test_claims_in_plain_words():
-    assert in_plain_words(ORDERINGS[4]) == (
-        "wider at equal parameters beats boosted with keys and values of x: no shift, short warm-up"
-    )
-    planned = (s.of("parameters") for s in SETTINGS if "parameters" in s.planned)
-    assert not any("_" in in_plain_words(of) for of in (*ORDERINGS.values(), *planned))
 
 
 def test_why_runs_differ_takes_the_mean_of_arm_and_setting_out(report, monkeypatch):

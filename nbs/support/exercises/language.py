@@ -672,35 +672,6 @@ def _():
 
 @exercise(
     "18.4",
-    "how many tests survive in (a), and how many in (b)",
-    "Both families are fair; which is asked must be said before the runs. This page takes all planned tests.",
-)
-def _():
-    from gbattn.comparison import holm
-    from support.verdicts import ORDERINGS, SETTINGS
-
-    families = (
-        list(ORDERINGS.values()),
-        [s.of("parameters") for s in SETTINGS if "parameters" in s.planned],
-    )
-    raw = [[report().p(*of) for of in family] for family in families]
-    count = lambda correct: [sum(p < 0.05 for p in correct(ps)) for ps in raw]
-    yield count(holm)
-    yield (
-        count(lambda ps: ps),
-        "So many are below 0.05 one by one. Holm's rule corrects for the size of the family.",
-    )
-    yield count(holm)[::-1], "The two are exchanged."
-    together = holm([*raw[0], *raw[1]])
-    split = [
-        sum(p < 0.05 for p in part)
-        for part in (together[: len(raw[0])], together[len(raw[0]) :])
-    ]
-    yield split, "That corrects both families as one. Correct each by itself."
-
-
-@exercise(
-    "18.5",
     "the smallest margin, in per cent of perplexity, within which the ten pairs are equivalent",
     "So 3 % is shown and 1.5 % is not: the lead may be nothing, or more than that. A margin is fixed before the runs.",
 )
