@@ -236,6 +236,15 @@ FIGURES = {
         235,
         [("squeeze", "squeeze s", 0, 1, 0.01, 0.5)],
     ),
+    "shift": (
+        "Eight tokens with a bar each, the attention weight that the reading token gives it; below, an arrow from each "
+        "token to the key of the next.",
+        195,
+        [
+            ("share", "share of the token before", 0, 1, 0.05, 0),
+            ("token", "reading token", 1, 8, 1, 8),
+        ],
+    ),
     "hierarchical": (
         "Attention weights of 32 tokens in eight blocks of four, a bar each; those of the clue are orange.",
         210,
@@ -296,6 +305,11 @@ KEYS = {
         ("●", "wrong", "values"),
         ("━", "data", "their mean"),
         ("━", "first", "softmax attention over the stream"),
+    ],
+    "shift": [
+        ("■", "first", "attention weight"),
+        ("□", "data", "the reading token"),
+        ("━", "own", "the token before, in a key"),
     ],
     "hierarchical": [("■", "first", "the clue"), ("■", "wrong", "other tokens")],
 }
@@ -513,6 +527,23 @@ STEPS = {
             "The states are the truth, and jitter moves them most.",
         ),
     ],
+    "shift": [
+        (
+            "half and half",
+            {"share": 0.5},
+            "The token itself, its earlier copy and what came after that copy now get equal weights.",
+        ),
+        (
+            "shifted",
+            {"share": 1},
+            "A key now names the token before, so the weight lies on what came after it the last time.",
+        ),
+        (
+            "a new token",
+            {"share": 1, "token": 6},
+            "Nothing has followed this token yet, and the head has nothing to say.",
+        ),
+    ],
     "hierarchical": [
         (
             "a block, by its block",
@@ -642,6 +673,7 @@ DATA = {
     "pairs": _pairs,
     "collapse": _collapse,
     "slope": lambda: {"colour": colour_of("twicing")},
+    "shift": lambda: {"colour": colour_of("boosted attention")},
     "test_time": lambda: {"colour": colour_of("linear attention")},
     "sinkhorn": lambda: {"colour": colour_of("Sinkhorn")},
     "geometry": lambda: {"colour": colour_of("least squares")},

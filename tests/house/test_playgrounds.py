@@ -18,6 +18,7 @@ from gbattn.hierarchical import lift_scores
 from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
 from gbattn.particles import evolve, mean_overlap, overlap_drift, random_attention, simplex_tokens
+from gbattn.positions import TokenShift
 from gbattn.signal import recursion
 from gbattn.sinkhorn import sinkhorn_weights
 from gbattn.smoothers import bias_variance, kernel_smoother
@@ -331,6 +332,18 @@ def test_the_weights_of_a_sum_of_levels_are_the_librarys(compute, token):
     assert (found["weights"] - weights).abs().max() < EXACT and abs(found["mass"] - weights[clue].sum()) < EXACT
 
 
+@pytest.mark.parametrize("share", [0, 0.35, 1])
+@pytest.mark.parametrize("token", [1, 6, 8])
+def test_the_weights_of_shifted_keys_are_the_librarys(compute, share, token):
+    kinds = torch.nn.functional.one_hot(torch.tensor([0, 1, 2, 3, 4, 5, 0, 1])).double()[None]
+    shift = TokenShift(6, dtype=torch.float64)
+    with torch.no_grad():
+        shift.own.fill_(-share)
+        shift.previous.fill_(share)
+        scores = 5 * shift(kinds)[0, :token] @ kinds[0, token - 1]
+    assert (compute("shift", share=share, token=token)["weights"] - scores.softmax(-1)).abs().max() < EXACT
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_a_layer_of_random_heads_moves_tokens_as_the_library_does(compute, rounds):
     found = compute("particles", layer=7, size=10, rounds=rounds, seed=3)
@@ -551,6 +564,9 @@ LESSONS = {
     "a block, by its block": lambda now, start: now["mass"] > start["mass"],
     "a token, by its block": lambda now, start: small(now["weights"][20:24] - now["weights"][21]),
     "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
+    "half and half": lambda now, start: small(now["weights"][[1, 2, 7]] - now["weights"].max()),
+    "shifted": lambda now, start: now["weights"][2] > 0.9 and small(start["weights"][[1, 7]] - 0.5),
+    "a new token": lambda now, start: small(now["weights"] - 1 / 6) and len(now["weights"]) == 6,
 }
 
 
