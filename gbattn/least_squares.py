@@ -384,7 +384,7 @@ def least_squares(
     Notes
     -----
     Derivatives of every order are those of the solution; where X has full rank, the
-    whitening has none. Source: Propositions "Least squares in context" and "Weights and ridge in context" of
+    whitening has none. Source: Proposition "Least squares in context" of
     chapter 1; iterative refinement, Björck (1996), section 6.6.
     """
     _check_options(ridge, rcond, mode)
@@ -551,6 +551,111 @@ def _read_accurately(X, Y, weights, means, ridge, rcond):
     inverse = _inverse_lengths(singular, n, ridge, rcond, "accurate")
     return Ut.mT * inverse[..., None, :], inverse[..., None] * cross
 
+# %% ../nbs/01_least_squares.ipynb #f814241c
+#| code-fold: true
+# The estimator: fit and predict
+class _LeastSquares:
+    """Least squares as a scikit-learn estimator, with the predictions of
+    `OLSAttention.in_context`.
+
+    Parameters
+    ----------
+    fit_intercept : bool
+        Whether to fit a constant, which the ridge does not shrink.
+    ridge : float
+        Strength of the penalty on the coefficients.
+    rcond : float, optional
+        Threshold for directions that count as zero; see `whiten`.
+    mode : {"accurate", "fast"}
+        See `least_squares`.
+
+    Attributes
+    ----------
+    coef_ : numpy.ndarray
+        Coefficients, shape (n_features,) or, for several outputs, (n_outputs,
+        n_features).
+    intercept_ : float or numpy.ndarray
+        The constant, one for each output.
+    rank_ : int
+        Number of directions in use.
+    n_features_in_ : int
+        Number of features of the data that was fitted.
+
+    Notes
+    -----
+    Source: chapter 1, section "Least squares in context".
+    """
+
+    def __init__(self, *, fit_intercept=True, ridge=0.0, rcond=None, mode="accurate"):
+        self.fit_intercept = fit_intercept
+        self.ridge = ridge
+        self.rcond = rcond
+        self.mode = mode
+
+    def fit(self, X, y, sample_weight=None):
+        """Fit to features X (n_samples, n_features) and targets y; return the
+        estimator.
+
+        Parameters
+        ----------
+        X : array-like
+            Features, shape (n_samples, n_features).
+        y : array-like
+            Targets, shape (n_samples,) or (n_samples, n_outputs).
+        sample_weight : array-like, optional
+            Weight of each row, shape (n_samples,), not negative.
+        """
+        check(fit_intercept=(self.fit_intercept, FLAG))
+        tensors = read_arrays(self, X, y, sample_weight)
+        shape = tensors["Y"].shape[1:]  # () for one output
+        tensors["Y"] = tensors["Y"].reshape(len(tensors["Y"]), -1)
+        fit = least_squares(
+            **tensors,
+            intercept=self.fit_intercept,
+            ridge=self.ridge,
+            rcond=self.rcond,
+            mode=self.mode,
+        )
+        constant = fit.predict(torch.zeros_like(fit.x_mean))
+        self.coef_ = fit.coefficients.mT.numpy().reshape(*shape, -1)
+        self.intercept_ = constant.numpy().reshape(shape)[()]
+        self.rank_ = int(fit.rank)
+        return self
+
+    def predict(self, X):
+        """Return the predictions for features X (n_samples, n_features), shape
+        (n_samples,) or (n_samples, n_outputs)."""
+        from sklearn.utils.validation import check_is_fitted, validate_data
+
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return X @ self.coef_.T + self.intercept_
+
+# %% ../nbs/01_least_squares.ipynb #a0dae7b8
+#| code-fold: true
+# The class itself, made on first use, so that the module loads without scikit-learn
+def _estimator() -> type:
+    """Define LeastSquares on first use, so that the module does not load
+    scikit-learn."""
+    check_packages("estimators", "sklearn")
+    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+
+    class LeastSquares(_LeastSquares, MultiOutputMixin, RegressorMixin, BaseEstimator):
+        __doc__ = _LeastSquares.__doc__
+
+    LeastSquares.__qualname__ = "LeastSquares"  # of the module, for pickle
+    return LeastSquares
+
+
+def __getattr__(name: str):
+    if name != "LeastSquares":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _estimator()
+    return globals()[name]
+
+
+_all_ = ["LeastSquares"]
+
 # %% ../nbs/01_least_squares.ipynb #0e1ace6a
 #| code-fold: true
 # The four weight matrices of the layer
@@ -664,108 +769,3 @@ class OLSAttention(_FourWeights):
         Source: Proposition "Least squares in context" of chapter 1.
         """
         return least_squares(X, Y, **options).predict(X_query)
-
-# %% ../nbs/01_least_squares.ipynb #f814241c
-#| code-fold: true
-# The estimator: fit and predict
-class _LeastSquares:
-    """Least squares as a scikit-learn estimator, with the predictions of
-    `OLSAttention.in_context`.
-
-    Parameters
-    ----------
-    fit_intercept : bool
-        Whether to fit a constant, which the ridge does not shrink.
-    ridge : float
-        Strength of the penalty on the coefficients.
-    rcond : float, optional
-        Threshold for directions that count as zero; see `whiten`.
-    mode : {"accurate", "fast"}
-        See `least_squares`.
-
-    Attributes
-    ----------
-    coef_ : numpy.ndarray
-        Coefficients, shape (n_features,) or, for several outputs, (n_outputs,
-        n_features).
-    intercept_ : float or numpy.ndarray
-        The constant, one for each output.
-    rank_ : int
-        Number of directions in use.
-    n_features_in_ : int
-        Number of features of the data that was fitted.
-
-    Notes
-    -----
-    Source: chapter 1, section "In scikit-learn's interface".
-    """
-
-    def __init__(self, *, fit_intercept=True, ridge=0.0, rcond=None, mode="accurate"):
-        self.fit_intercept = fit_intercept
-        self.ridge = ridge
-        self.rcond = rcond
-        self.mode = mode
-
-    def fit(self, X, y, sample_weight=None):
-        """Fit to features X (n_samples, n_features) and targets y; return the
-        estimator.
-
-        Parameters
-        ----------
-        X : array-like
-            Features, shape (n_samples, n_features).
-        y : array-like
-            Targets, shape (n_samples,) or (n_samples, n_outputs).
-        sample_weight : array-like, optional
-            Weight of each row, shape (n_samples,), not negative.
-        """
-        check(fit_intercept=(self.fit_intercept, FLAG))
-        tensors = read_arrays(self, X, y, sample_weight)
-        shape = tensors["Y"].shape[1:]  # () for one output
-        tensors["Y"] = tensors["Y"].reshape(len(tensors["Y"]), -1)
-        fit = least_squares(
-            **tensors,
-            intercept=self.fit_intercept,
-            ridge=self.ridge,
-            rcond=self.rcond,
-            mode=self.mode,
-        )
-        constant = fit.predict(torch.zeros_like(fit.x_mean))
-        self.coef_ = fit.coefficients.mT.numpy().reshape(*shape, -1)
-        self.intercept_ = constant.numpy().reshape(shape)[()]
-        self.rank_ = int(fit.rank)
-        return self
-
-    def predict(self, X):
-        """Return the predictions for features X (n_samples, n_features), shape
-        (n_samples,) or (n_samples, n_outputs)."""
-        from sklearn.utils.validation import check_is_fitted, validate_data
-
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return X @ self.coef_.T + self.intercept_
-
-# %% ../nbs/01_least_squares.ipynb #a0dae7b8
-#| code-fold: true
-# The class itself, made on first use, so that the module loads without scikit-learn
-def _estimator() -> type:
-    """Define LeastSquares on first use, so that the module does not load
-    scikit-learn."""
-    check_packages("estimators", "sklearn")
-    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-
-    class LeastSquares(_LeastSquares, MultiOutputMixin, RegressorMixin, BaseEstimator):
-        __doc__ = _LeastSquares.__doc__
-
-    LeastSquares.__qualname__ = "LeastSquares"  # of the module, for pickle
-    return LeastSquares
-
-
-def __getattr__(name: str):
-    if name != "LeastSquares":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _estimator()
-    return globals()[name]
-
-
-_all_ = ["LeastSquares"]
