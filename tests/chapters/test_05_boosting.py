@@ -206,18 +206,13 @@ def test_what_survives_gates():
     torch.testing.assert_close(new_gate * (Q @ a), new)
 
 
-def projected(p, ridge):
-    H = hat_matrix(p.X, ridge=ridge)
-    least = hat_matrix(p.X) @ p.Y
-    shrunk = (1 - (1 - p.nu) ** p.rounds) * least
-    left = [l2_boost(H, p.Y, p.rounds, p.nu), l2_boost(H, p.Y, 1), l2_boost(H, p.Y, 400, p.nu)]
-    return torch.cat([*left, H @ (p.Y - left[1])]), torch.cat([shrunk, least, least, torch.zeros_like(least)])
-
-
-@claim(problems(), tolerance=1e-9, mutant=lambda p: projected(p, 0.5))
-def test_prop_boosting_projection(p):
-    """Looks of a projection are a multiple of it, and end in it. Mutant: ridge."""
-    return projected(p, 0.0)
+def test_rounds_of_a_projection_end_in_it():
+    """Each leaves 1 − ν of what the projection finds; a full one leaves nothing of it."""
+    p = Problem(4, 9, 3, 0.3)
+    H = hat_matrix(p.X)
+    torch.testing.assert_close(l2_boost(H, p.Y, 3, 0.3), (1 - 0.7**3) * H @ p.Y)
+    torch.testing.assert_close(l2_boost(H, p.Y, 400, 0.3), H @ p.Y)
+    torch.testing.assert_close(H @ (p.Y - l2_boost(H, p.Y, 1)), torch.zeros_like(p.Y))
 
 
 def modes(p, noise):
@@ -235,7 +230,7 @@ def modes(p, noise):
 
 @claim(problems(), tolerance=1e-10, mutant=lambda p: modes(p, 0.6**2))
 def test_prop_boosting_bias_variance(p):
-    """Bias, variance and freedom of M looks, mode by mode. Mutant: σ² handed in for σ."""
+    """Bias, variance and degrees of freedom of M rounds, mode by mode. Mutant: σ² handed in for σ."""
     return modes(p, 0.6)
 
 
