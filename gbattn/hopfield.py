@@ -194,7 +194,11 @@ def _scores_of_bits(z, kind: str, degree: int) -> torch.Tensor:
 
 
 def _flip(state, patterns, kind: str, degree: int) -> torch.Tensor:
-    """All bits set at once, each to its value of lower energy."""
+    """All bits set at once, each to its value of lower energy.
+
+    The energy with a bit down minus that with it up is Σᵢ wᵢ xᵢ − c ξ in that bit,
+    with w = ½[ψ(z + 2) − ψ(z − 2)], c = ½ Σᵢ [ψ(z + 2) − 2ψ(z) + ψ(z − 2)].
+    """
     z = state @ patterns.mT
     if kind == "exponential":
         # In units of its largest term the energy cannot overflow.
@@ -274,8 +278,8 @@ def recall_bits(
 
     Notes
     -----
-    Source: Proposition "Flipping bits is attention" of chapter 4; the energies of
-    Hopfield (1982), Krotov and Hopfield (2016) and Demircigil et al. (2017).
+    Source: chapter 4, section "How much does it hold?"; the energies of Hopfield
+    (1982), Krotov and Hopfield (2016) and Demircigil et al. (2017).
     """
     _check_bits(kind, degree, steps)
     check_tensors(patterns=patterns, state=state)
