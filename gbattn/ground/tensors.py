@@ -1,7 +1,7 @@
 """What a tensor may be, the dtype of its sums, and models put into evaluation mode for a while."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -151,3 +151,11 @@ def rows_of_table(table: torch.nn.Embedding, name: str, numbers: torch.Tensor) -
     except IndexError:
         got = f"numbers from {int(numbers.min())} to {int(numbers.max())}"
         raise ArgumentError(name, got, f"0 to {len(table.weight) - 1}, the rows of a table") from None
+
+
+def full_precision(X: torch.Tensor):
+    """The context in which autocast leaves the precision of X alone."""
+    kind = X.device.type
+    if kind == "meta":  # has no autocast; to ask would stop the compiler
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
