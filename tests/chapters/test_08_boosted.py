@@ -166,10 +166,11 @@ def from_above(layer):
         weight.grad.clamp_(max=1e-3)
 
 
-@claim(problems(), tolerance=0, examples=10, mutant=lambda p: trained(p, from_above))
-def test_prop_sign_training(p):
-    """The same losses at every step. Mutant: a clipping that does not commute with the sign."""
-    return trained(p, by_norm)
+def test_training_cannot_tell_the_sign():
+    """The same losses at every step; not with a clipping that does not commute with the sign."""
+    for seed in (3, 4, 5):
+        p = Problem(seed, 6, 2, 3, 3, 0.5)
+        assert torch.equal(*trained(p, by_norm)) and not torch.equal(*trained(p, from_above))
 
 
 def test_the_start_is_as_likely_negated():
@@ -223,7 +224,7 @@ def change(p, square):
 
 @claim(problems(), tolerance=1e-10, mutant=lambda p: change(p, 0))
 def test_thm_when_it_falls(p):
-    """The change of ½‖x − F‖², and the ball. Mutant: to first order only."""
+    """The change of ½‖x − F‖², and the ball: the second part. Mutant: to first order only."""
     return change(p, 1)
 
 
@@ -239,20 +240,17 @@ def test_a_gate_for_each_token_can_spoil_a_fit():
     assert half(r) == 5.0 and half(r - taken) == 6.5 and (taken * r).sum() == -1
 
 
-def any_loss(p, sign):
-    """Cross-entropy behind a linear map, times a sign: its slope along δ, and the tangent against the loss."""
-    W, F, delta = p.normal(5, p.D), p.normal(p.D).requires_grad_(), p.normal(p.D)
-    L = lambda F: -sign * (W @ F).log_softmax(-1)[0]
-    (u,) = torch.autograd.grad(L(F), F)
-    slope = (L(F + 1e-6 * delta) - L(F - 1e-6 * delta)) / 2e-6
-    near = 1e-6 * (1 + delta @ delta)
-    return torch.stack([(slope - u @ delta).abs(), L(F) + u @ delta]), torch.stack([near, L(F + delta)])
-
-
-@claim(problems(), tolerance=1e-10, relation="<=", mutant=lambda p: any_loss(p, -1.0))
-def test_thm_descent_any_loss(p):
-    """The slope along δ is ⟨u, δ⟩, and a convex loss lies above its tangent. Mutant: a concave loss."""
-    return any_loss(p, 1.0)
+def test_a_small_step_lowers_any_loss_exactly_if_it_points_downhill():
+    """The first part of the theorem, for cross-entropy behind a linear map."""
+    fell = []
+    for seed in range(20):
+        p = Problem(seed, 6, 2, 3, 3, 0.5)
+        W, F, delta = p.normal(5, p.D), p.normal(p.D).requires_grad_(), p.normal(p.D)
+        L = lambda F, W=W: -(W @ F).log_softmax(-1)[0]
+        (u,) = torch.autograd.grad(L(F), F)
+        fell.append(bool(L(F + 1e-6 * delta) < L(F)))
+        assert fell[-1] == (delta @ -u > 0)
+    assert 0 < sum(fell) < 20
 
 
 def turned(p, kind, **options):

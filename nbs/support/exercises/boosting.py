@@ -435,48 +435,6 @@ def _():
     )
 
 
-def gate_raises(answer):
-    r, gate = (torch.as_tensor(row, dtype=torch.float64) for row in answer)
-    if r.shape != (2,) or gate.shape != (2,):
-        return "Give two residuals and two gates."
-    if gate.min() < 0 or gate.max() > 1:
-        return "A gate lies between 0 and 1."
-    if not r.sum():
-        return "The mean of these residuals is zero, so the correction is zero."
-    if gate[0] == gate[1]:
-        return "One gate for both tokens cannot raise the loss. Let them differ."
-    after = (r - gate * r.mean()).square().sum()
-    if after <= r.square().sum():
-        return "With this gate the loss does not rise. Open it where the correction points the wrong way."
-    return None
-
-
-@exercise(
-    "08.3",
-    "with Π the mean over two tokens, a case in which the gate raises the loss",
-    "A fit is good on the whole, not on each token. A gate per token can pick the tokens on which it is bad.",
-    form="two rows, the residuals r and the gates",
-)
-def _():
-    yield gate_raises
-    yield (
-        [[3.0, -1.0], [1.0, 0.0]],
-        "With this gate the loss does not rise. Open it where the correction points the wrong way.",
-    )
-    yield (
-        [[3.0, -1.0], [1.0, 1.0]],
-        "One gate for both tokens cannot raise the loss. Let them differ.",
-    )
-    yield [[3.0, -1.0], [0.0, 2.0]], "A gate lies between 0 and 1."
-    yield (
-        [[1.0, -1.0], [0.0, 1.0]],
-        "The mean of these residuals is zero, so the correction is zero.",
-    )
-
-
-# ---- 9 Retrieval ----
-
-
 def layers_and_inputs():
     """A boosted layer of one head with random weights, the gate's among them, and
     what it reads, twice."""
@@ -490,7 +448,7 @@ def layers_and_inputs():
 
 
 def two_rounds(sign=-1, root=True, gated=True):
-    """The answer of 08.5, and what goes wrong without one of its parts."""
+    """The answer of 08.4, and what goes wrong without one of its parts."""
 
     def boosted(x, layer):
         def attend(part, r):
@@ -508,7 +466,7 @@ def two_rounds(sign=-1, root=True, gated=True):
 
 
 @exercise(
-    "08.5",
+    "08.4",
     "what the layer gives for inputs (B, T, D)",
     "That is the layer. All else in the library is heads, masks, caches and checks.",
     on=lambda: list(layers_and_inputs()),
@@ -518,6 +476,9 @@ def _():
     yield two_rounds(sign=1), "The second round reads what is missing, x − F."
     yield two_rounds(root=False), "Divide the scores by the root of the width."
     yield two_rounds(gated=False), "The gate is the sigmoid of its map of F and c."
+
+
+# ---- 9 Retrieval ----
 
 
 @exercise(
