@@ -35,9 +35,9 @@ from gbattn.ground.tensors import (
     SIZE,
     at_least_float32,
     check_tensor,
+    full_precision,
     holds,
 )
-from .least_squares import full_precision
 
 # %% ../nbs/06_attention.ipynb #b6fdf8bd
 def split_heads(x: torch.Tensor, n_heads: int) -> torch.Tensor:

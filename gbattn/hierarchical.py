@@ -25,7 +25,12 @@ from gbattn.ground.arguments import (
     one_of,
     require,
 )
-from .ground.tensors import FLOATING, at_least_float32, check_tensor
+from gbattn.ground.tensors import (
+    FLOATING,
+    at_least_float32,
+    check_tensor,
+    full_precision,
+)
 from gbattn.layers import (
     AttentionInputs,
     MultiHeadAttention,
@@ -33,7 +38,6 @@ from gbattn.layers import (
     project,
     register,
 )
-from .least_squares import full_precision
 
 # %% ../nbs/29_hierarchical.ipynb #76ad46ff
 #| code-fold: true

@@ -52,8 +52,8 @@ from gbattn.ground.modules import (
     floating_dtype,
     weight_of,
 )
-from .ground.tensors import at_least_float32, compute_dtype
-from .least_squares import full_precision, linear_attention
+from .ground.tensors import at_least_float32, compute_dtype, full_precision
+from .least_squares import linear_attention
 from gbattn.positions import (
     Rotary,
     RotaryAngles,

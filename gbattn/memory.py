@@ -24,7 +24,9 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
-from .least_squares import full_precision, least_squares, triangular_factor
+from .ground.tensors import full_precision
+from .ground.whitening import triangular_factor
+from .least_squares import least_squares
 
 # %% ../nbs/02_memory.ipynb #52c8cd8b
 #| code-fold: true

@@ -30,6 +30,7 @@ from gbattn.ground.tensors import (
     at_least_float32,
     check_mask,
     check_tensor,
+    full_precision,
 )
 from gbattn.layers import (
     AttentionCall,
@@ -38,7 +39,6 @@ from gbattn.layers import (
     check_no_dropout,
     register,
 )
-from .least_squares import full_precision
 
 _ITERATIONS = integer("an integer that is not negative", lambda x: x >= 0)
 

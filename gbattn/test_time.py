@@ -28,10 +28,14 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
-from .ground.tensors import FLOATING, at_least_float32, check_tensor
+from gbattn.ground.tensors import (
+    FLOATING,
+    at_least_float32,
+    check_tensor,
+    full_precision,
+)
 from .language_model import LanguageModel
 from .layers import Round, Trace, check_tokens, make_projection, register
-from .least_squares import full_precision
 
 # %% ../nbs/22_test_time.ipynb #9f9b694d
 def shift_in_chunks(
