@@ -77,21 +77,6 @@ def test_prop_score_variance(p):
     return score_moments(p, 0.5)
 
 
-def saturation(p, faster):
-    s = 4 * p.normal(p.n)
-    first, second = s.topk(2).values
-    J = torch.autograd.functional.jacobian(lambda s: s.softmax(-1), s)
-    size, rest = torch.linalg.matrix_norm(J, 2), 2 * (1 - s.softmax(-1).max())
-    bound = 2 * (p.n - 1) * torch.exp(-faster * (first - second))
-    return torch.stack([size, rest]), torch.stack([rest, bound])
-
-
-@claim(problems(), tolerance=1e-12, relation="<=", mutant=lambda p: saturation(p, 2))
-def test_prop_saturation(p):
-    """What a row passes back is bounded by what the leader leaves, and that by its lead. Mutant: twice the lead."""
-    return saturation(p, 1)
-
-
 def test_undivided_scores_make_gradients_of_queries_erratic_and_not_small():
     K, S, rows = 1024, 64, 400
     q, k, upstream = torch.randn(rows, 1, K), torch.randn(rows, S, K), torch.randn(rows, 1, S)
@@ -149,10 +134,13 @@ def copies_in_turn(p, weight):
     return heads.repeat(p.H // p.G, *[1] * (heads.ndim - 1)).flatten(0, 1)
 
 
-@claim(problems(), tolerance=1e-10, mutant=lambda p: tied(p, copies_in_turn))
-def test_prop_grouped(p):
-    """Grouped heads are full heads with tied projections. Mutant: tied in turn (0, 1, 0, 1) instead of in groups."""
-    return tied(p, copies)
+@settings(max_examples=40, derandomize=True, database=None, deadline=None)
+@given(problems())
+def test_grouped_heads_are_full_heads_with_tied_projections(p):
+    """And not with projections tied in turn (0, 1, 0, 1) instead of in groups."""
+    close = lambda left, right: torch.allclose(left, right, atol=1e-10, rtol=0)
+    assert close(*tied(p, copies))
+    assert not 1 < p.G < p.H or not close(*tied(p, copies_in_turn))
 
 
 # ---- The fused attention against the naive one ----

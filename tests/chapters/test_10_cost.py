@@ -208,20 +208,16 @@ def test_prop_cache(p):
     return in_the_cache(p), p.numbers()
 
 
-def shares_of_the_block(H, K, T):
+@pytest.mark.parametrize("H, K", [(1, 4), (4, 16), (12, 64)])
+def test_at_t_equal_d_a_correction_adds_half_a_block(H, K):
+    """And no longer at T = 2D; one more product of A with values adds a fourteenth."""
     D = H * K
-    ffn = linear_cost(D, 4 * D, T) + linear_cost(4 * D, D, T)
-    one = on_paper("multi_head", D, H, {}, T).forward_flops
-    block = one + ffn.forward_flops
-    boosted = on_paper("boosted", D, H, {}, T).forward_flops - one
-    product = (on_paper("twicing", D, H, {}, T).forward_flops - one) / 2
-    return torch.tensor([boosted / block, product / block], dtype=F64), torch.tensor([1 / 2, 1 / 14], dtype=F64)
-
-
-@claim(sizes(), tolerance=1e-12, mutant=lambda p: shares_of_the_block(p[0], p[1], 2 * p[0] * p[1]))
-def test_prop_block(p):
-    """At T = D a correction adds half a block. Mutant: at T = 2D."""
-    return shares_of_the_block(p[0], p[1], p[0] * p[1])
+    for T in (D, 2 * D):
+        ffn = linear_cost(D, 4 * D, T) + linear_cost(4 * D, D, T)
+        one, two, twice = (on_paper(name, D, H, {}, T).forward_flops for name in ("multi_head", "boosted", "twicing"))
+        block = one + ffn.forward_flops
+        assert (2 * (two - one) == block) == (T == D)
+        assert (7 * (twice - one) == block) == (T == D)  # two products
 
 
 # ---- Every option against torch ----

@@ -183,31 +183,6 @@ def test_jacobians_of_the_other_normalisers(p):
         torch.testing.assert_close(jacobian(norm, p.x), torch.diag(p.gain * alpha * slope), **close)
 
 
-def product_sides(p, counted):
-    """Mean log singular value of a product and how many there are, and their formula."""
-    P, log_s, log_rho, last, h = torch.eye(p.d, dtype=F64), 0.0, 0.0, None, p.normal(p.d)
-    for k in range(p.n):
-        u = h + p.tau * p.normal(p.d)
-        s = u.std(correction=0)
-        unit = (u - u.mean()) / s
-        P = layer_norm_jacobian(u, eps=0.0) @ P
-        log_s = log_s - s.log()
-        if k:
-            log_rho = log_rho + (last @ unit / p.d).abs().log()
-        last = h = unit
-    values = torch.linalg.svdvals(P)
-    rank = (values > 1e-9).sum().to(F64)
-    formula = log_s + counted * log_rho / (p.d - 2)
-    want = torch.stack([formula, torch.tensor(p.d - 2.0, dtype=F64)])
-    return torch.stack([values[: p.d - 2].log().mean(), rank]), want
-
-
-@claim(problems(d=(4, 9), n=(2, 4)), tolerance=1e-6, mutant=lambda p: product_sides(p, 0.0))
-def test_thm_depth(p):
-    """Rank and geometric mean of the singular values of a product. Mutant: the scale alone."""
-    return product_sides(p, 1.0)
-
-
 # ---------------------------------------------------------------- every block
 
 
