@@ -235,6 +235,8 @@ def _delta(memory, k, v, q, diagonal, rate):
     return _hebb(memory, k, u, q, diagonal, rate)
 
 # %% ../nbs/02_memory.ipynb #e6e371ee
+#| code-fold: true
+# How least squares writes and reads a chunk
 def _solve(triangle, k, v, q, diagonal, rate):
     """Solve: recursive least squares. The memory is the triangle [R z].
 
@@ -293,6 +295,7 @@ def _write_chunk(state, q, k, v, before, rule, rate, ridge, forgetting):
     return state, outputs
 
 # %% ../nbs/02_memory.ipynb #b9cff026
+#| code-fold: true
 # Any number of tokens, in chunks of up to 64
 def _write_tokens(state, q, k, v, before, rule, rate, ridge, forgetting):
     """The same for any number of tokens, in chunks of up to 64."""
