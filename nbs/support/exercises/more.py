@@ -41,6 +41,27 @@ def _():
 
 @exercise(
     "22.1",
+    "the counts of b and c, with chunks of two; then with chunks of three",
+    "A pair counts only where no edge cuts it, so the length of a chunk decides what is stored.",
+)
+def _():
+    yield [[2, 1], [2, 0]]
+    yield (
+        [[2, 1], [2, 1]],
+        "The second: write down the chunks of three. Which pair does an edge cut?",
+    )
+    yield (
+        [[1, 1], [ANY, ANY]],
+        "The first: the chunk just before the last token has closed, and it counts as well.",
+    )
+    yield (
+        [[3, 1], [ANY, ANY]],
+        "The first: how often does b come after a?",
+    )
+
+
+@exercise(
+    "22.2",
     "how many tokens over the edge keep the layer causal",
     "A write is first read by the next chunk, whose first token is the one that was looked at.",
 )
@@ -50,6 +71,31 @@ def _():
     yield (
         "one or two",
         "With two, the write holds the second token of the next chunk. Who reads it first?",
+    )
+
+
+@exercise(
+    "22.3",
+    "the output after three writes: Hebb, delta, and with the other sign",
+    "Hebb overshoots, delta halves what is missing, and with the other sign the error grows.",
+)
+def _():
+    yield [1.5, 0.875, 2.375]
+    yield (
+        [3.0, ANY, ANY],
+        "The first: each write is multiplied by the rate.",
+    )
+    yield (
+        [ANY, 0.125, ANY],
+        "The second: that is the residual. The output is what was found, not what is missing.",
+    )
+    yield (
+        [ANY, 1.0, ANY],
+        "The second: each write removes half of the residual. Is it ever all?",
+    )
+    yield (
+        [ANY, ANY, -0.875],
+        "The third: start at 0. The first write adds half of 1 + 0, and the next half of 1 + ½.",
     )
 
 
