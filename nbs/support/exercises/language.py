@@ -137,6 +137,53 @@ def _():
 
 
 @exercise(
+    "12.3",
+    "ζ and the factor of a stack four times as deep, with attention; then with a second round",
+    "The second round changes the exponent of the power, not the kind of law.",
+)
+def _():
+    yield [0.5, 2.0, 0.4, 4**0.4]
+    yield (
+        [2 / 3, ANY, ANY, ANY],
+        "The first: the formula has half of σ₂₁², above and below the line.",
+    )
+    yield (
+        [ANY, 4.0, ANY, ANY],
+        "The second: four is the factor of the depth. Raise it to the power ζ.",
+    )
+    yield (
+        [ANY, ANY, 0.6, ANY],
+        "The third: attention stands below the line only.",
+    )
+
+
+@exercise(
+    "12.4",
+    "σ²_OV with three rounds: from the residual, from the input, shared",
+    "Shared keys and values grow with the square of the rounds, because their corrections all point one way.",
+)
+def _():
+    from gbattn.signal import Sigmas, attention_gain
+
+    sources = "residual", "input", "shared"
+    gain = lambda kv, **more: attention_gain(Sigmas(), "boosted", kv_from=kv, **more)
+    yield [gain(kv, rounds=3) for kv in sources]
+    yield [gain(kv) for kv in sources], "That is for two rounds."
+    yield (
+        [3.125, ANY, ANY],
+        "The first: the theorem subtracts one at the end.",
+    )
+    yield (
+        [ANY, 2.0, ANY],
+        "The second: the gate multiplies a correction, so its square multiplies the mean square.",
+    )
+    yield (
+        [ANY, ANY, 1.5],
+        "The third: shared corrections are the same vector. Add them before you square.",
+    )
+
+
+@exercise(
     "12a.1",
     "the loss in nats",
     "Worse than knowing nothing: a table that reads what it wrote repeats itself.",
