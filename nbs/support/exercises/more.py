@@ -418,6 +418,31 @@ def _():
 
 @exercise(
     "30.1",
+    "the output of the head, the output with twicing, and their ratio",
+    "A head that returns little leaves its values almost whole, so a second round repeats the first.",
+)
+def _():
+    A, V = torch.tensor([[1.0, 0.0], [0.9, 0.1]]), torch.tensor([0.0, 1.0])
+    F = A @ V
+    twiced = lambda nu: (F + nu * A @ (V - F))[1].item()
+    yield [F[1].item(), twiced(0.5), twiced(0.5) / F[1].item()]
+    yield (
+        [0.9, ANY, ANY],
+        "The first: the large weight lies on a value of 0.",
+    )
+    yield (
+        [ANY, 0.15, ANY],
+        "The second: that adds half of F. Smooth the residual V − F, not V.",
+    )
+    yield [ANY, twiced(1.0), ANY], "The second: that is ν = 1."
+    yield (
+        [ANY, 0.55, ANY],
+        "The second: the residual is smoothed by the same weights before it is added.",
+    )
+
+
+@exercise(
+    "30.2",
     "the weights and gate biases, by D, H and G: with a gate per feature, and per head",
     "A gate per head is nearly free; one per feature costs as much as two projections.",
     on=lambda: [(64, 4, 2), (128, 8, 8)],
