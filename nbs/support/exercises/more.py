@@ -126,6 +126,31 @@ def _():
 
 @exercise(
     "24.1",
+    "what each of the two tokens receives under softmax, then the weight of a token on itself when balanced",
+    "Softmax lets one token receive more than the other. Balanced, each receives one.",
+)
+def _():
+    yield [1.3, 0.7, 2 / 3]
+    yield (
+        [0.8, 0.5, ANY],
+        "The first two: those are weights of tokens on themselves. What is received is the sum of a column.",
+    )
+    yield (
+        [1.0, 1.0, ANY],
+        "The first two: those are the sums of rows. What is received is the sum of a column.",
+    )
+    yield (
+        [ANY, ANY, 0.8],
+        "The third: that is softmax. Divide the first row and the first column by 2 first.",
+    )
+    yield (
+        [ANY, ANY, 1.0],
+        "The third: after row and column are halved, one division by the common sum is left.",
+    )
+
+
+@exercise(
+    "24.2",
     "the weight p of each of two tokens on itself, from their scores S, two by two",
     "Offsets of rows and columns cancel in this combination: one number of the four counts.",
     on=lambda: [(torch.randn(2, 2),) for _ in range(3)],
@@ -150,7 +175,7 @@ def _():
 
 
 @exercise(
-    "24.2",
+    "24.3",
     "which biases can change the output of SinkhornAttention",
     "Balancing cancels what is the same for all keys, and what is the same for all queries.",
 )
@@ -176,7 +201,7 @@ def _plans():
 
 
 @exercise(
-    "24.3",
+    "24.4",
     "the gradient with respect to S, from P and π",
     "As for softmax. The potentials contribute a term, but one without a linear system.",
     on=_plans,
