@@ -319,6 +319,37 @@ def _():
 
 @exercise(
     "27.1",
+    "the time, the number of layers, and the standard deviation of logit m",
+    "The heads are random, and yet the time of the collapse is nearly certain in many dimensions.",
+    tolerance=0.02,
+)
+def _():
+    t = 2 * math.log(9)
+    yield [t, t / 0.01, 2 * math.sqrt(t / 400)]
+    yield (
+        [t / 2, ANY, ANY],
+        "The first: from 0.1 to a half. The way from there to 0.9 is as long.",
+    )
+    yield (
+        [0.8, ANY, ANY],
+        "The first: that is the growth of m. What grows evenly is log m/(1 − m).",
+    )
+    yield (
+        [ANY, t / 0.04, ANY],
+        "The second: the mean of four heads has a quarter of the variance of one.",
+    )
+    yield (
+        [ANY, t / 0.2, ANY],
+        "The second: the mean step is zero, so the overlap moves with the square of η.",
+    )
+    yield (
+        [ANY, ANY, math.sqrt(t / 400)],
+        "The third: the page's error bar has a constant in front of the root.",
+    )
+
+
+@exercise(
+    "27.2",
     "the drift under one round, and under twicing, at γ = 0.3",
     "One round permutes and leaves the overlap. Twicing's negative weights drive tokens apart.",
 )
@@ -335,7 +366,7 @@ def _():
 
 
 @exercise(
-    "27.2",
+    "27.3",
     "layers in the normalised stream, and in the Pre-LN stream",
     "One clock is exponential in depth. The other slows down in proportion to what has come.",
     tolerance=0.05,
