@@ -101,6 +101,31 @@ def _():
 
 @exercise(
     "23.1",
+    "how often a proposal is accepted, then the three probabilities after a rejection",
+    "What is rejected is what the draft has too much of, and it goes where the draft has too little.",
+)
+def _():
+    yield [0.6, 0.75, 0.0, 0.25]
+    yield (
+        [1 / 3, ANY, ANY, ANY],
+        "The first: so often is the second token accepted. The others are proposed as well.",
+    )
+    yield (
+        [0.4, ANY, ANY, ANY],
+        "The first: so often is a proposal rejected.",
+    )
+    yield (
+        [ANY, 0.5, 0.2, 0.3],
+        "The last three: that is the model's law, of which accepted proposals are a part already.",
+    )
+    yield (
+        [ANY, 0.3, 0.0, 0.1],
+        "The last three: that is what the tokens lack. Given a rejection, the probabilities sum to one.",
+    )
+
+
+@exercise(
+    "23.2",
     "the best m, its speed, and the τ from which on no m pays",
     "A draft pays while it is cheap. Long drafts need a small τ and a good match.",
 )
