@@ -253,6 +253,31 @@ def _():
 
 @exercise(
     "25.1",
+    "the four weights, and the share of the first value",
+    "Scores in a straight line keep the gain constant: the start is forgotten, and the estimate never settles.",
+)
+def _():
+    yield [1.0, 1.0, 2.0, 4.0, 0.125]
+    yield (
+        [1.0, 0.5, 0.5, 0.5, ANY],
+        "The first four: those are the gains. A gain is a weight over the sum of all weights so far.",
+    )
+    yield (
+        [1.0, 1.0, 1.0, 1.0, ANY],
+        "The first four: equal weights have gains that fall, 1, ½, ⅓, ¼.",
+    )
+    yield (
+        [1.0, 2.0, 4.0, 8.0, ANY],
+        "The first four: the second gain would be 2 over 3.",
+    )
+    yield (
+        [ANY, ANY, ANY, ANY, 0.5],
+        "The last: that is after two tokens. Each further token halves it.",
+    )
+
+
+@exercise(
+    "25.2",
     "how many tokens at c = 1, and the c for 100",
     "The larger the slope, the shorter the memory: nearly 2/c tokens.",
 )
@@ -273,7 +298,7 @@ def _():
 
 
 @exercise(
-    "25.2",
+    "25.3",
     "the variance of the urn's share after n draws",
     "Uniform on n + 1 shares, whose range grows with n: the limit is that of the uniform law.",
     on=lambda: [(n,) for n in (1, 2, 7, 50)],
@@ -293,7 +318,7 @@ def _():
 
 
 @exercise(
-    "25.3",
+    "25.4",
     "at a = 0.02 the lag of one round and of two in tokens, then the noise that each keeps, over a",
     "Two rounds remove the lag of a straight line and cost two and a half times the noise.",
     tolerance=0.03,
