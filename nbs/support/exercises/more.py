@@ -346,6 +346,32 @@ def _():
 
 @exercise(
     "26.1",
+    "floor and excess in bits, and the price β*",
+    "The nearer the two laws, the smaller the excess, and the cheaper a bit of code must be to pay.",
+)
+def _():
+    floor = 2 - 0.75 * math.log2(3)
+    yield [floor, 1 - floor, 1 - floor]
+    yield (
+        [1.0, ANY, ANY],
+        "The first: that is the loss without the state. The floor is paid by a model that knows it.",
+    )
+    yield (
+        [floor * math.log(2), ANY, ANY],
+        "The first: that is in nats. Take logarithms to the base 2.",
+    )
+    yield (
+        [ANY, 1.0, ANY],
+        "The second: that is the whole loss. The floor has to be paid in any case.",
+    )
+    yield (
+        [ANY, ANY, 0.5],
+        "The third: that is for the two states on the page. What does a bit of code give back here?",
+    )
+
+
+@exercise(
+    "26.2",
     "the price β* at λ = 0.3",
     "The price is the share of a bit of code that a token gives back, and the prior cancels.",
 )
