@@ -526,7 +526,29 @@ def _():
 
 
 @exercise(
-    "29.2",
+    "29.1",
+    "the weight of the first key, with summed scores and with summed outputs",
+    "A sum of scores asks for both clues; a sum of outputs is content with one.",
+)
+def _():
+    laws = torch.tensor([[0.3, 0.6, 0.1], [0.3, 0.1, 0.6]])
+    yield [laws.log().mean(0).softmax(0)[0].item(), 0.3]
+    yield (
+        [0.3, ANY],
+        "The first: the geometric means do not sum to one. Divide by their sum.",
+    )
+    yield (
+        [laws.log().sum(0).softmax(0)[0].item(), ANY],
+        "The first: that is with weights of 1. With halves, take the roots of the products.",
+    )
+    yield (
+        [ANY, laws.log().mean(0).softmax(0)[0].item()],
+        "The second: summed outputs have the ordinary mean of the weights.",
+    )
+
+
+@exercise(
+    "29.3",
     "the largest factor by which a weight can be off, from c, B, ρ and L",
     "An error of scores counts twice in a weight: above and below the line.",
     on=lambda: [(1.0, 1.0, 0.5, 3), (0.3, 2.0, 0.8, 6)],
