@@ -747,6 +747,32 @@ def _():
 
 @exercise(
     "19.1",
+    "in (a) the mean cosine of the steps, and of exchanged steps; then the same in (b)",
+    "Only the difference between a step and the steps of other tokens says that it is made for its token.",
+)
+def _():
+    a = math.sqrt(0.5)
+    yield [[a, -a], [a, a]]
+    yield (
+        [[1.0, ANY], [ANY, ANY]],
+        "(a): −u is (½, −½), which also lowers the other class. What is its angle with (1, 0)?",
+    )
+    yield (
+        [[0.5, ANY], [ANY, ANY]],
+        "(a): that is the inner product. Divide it by both lengths.",
+    )
+    yield (
+        [[ANY, 0.0], [ANY, ANY]],
+        "(a), exchanged: the steps are at right angles to each other. Are they to −u?",
+    )
+    yield (
+        [[ANY, ANY], [ANY, -a]],
+        "(b), exchanged: the two steps are the same.",
+    )
+
+
+@exercise(
+    "19.2",
     "whether a step with a positive cosine can raise the loss of the three examples",
     "A cosine speaks of small steps. So the page also measures what the whole step does.",
 )
