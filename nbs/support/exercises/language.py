@@ -203,6 +203,27 @@ def _():
 
 @exercise(
     "12a.2",
+    "the two entries of r",
+    "Target minus estimate: the residual of the residual stream.",
+)
+def _():
+    E = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    expected = lambda read: (E[read] @ E.T).softmax(-1) @ E
+    yield (E[2] - expected(1)).tolist()
+    yield expected(1).tolist(), "That is the expected place."
+    yield (
+        (expected(1) - E[2]).tolist(),
+        "That is the gradient, along which the loss rises fastest.",
+    )
+    yield (
+        (E[2] - E[1]).tolist(),
+        "That is from b to c, for a model that is sure of b.",
+    )
+    yield (E[1] - expected(0)).tolist(), "That is after a, when b comes."
+
+
+@exercise(
+    "12a.3",
     "for 16,384 tokens, the `top_k` and the `top_p` that change nothing",
     "The other end is greedy: a single token is left.",
 )
@@ -214,7 +235,7 @@ def _():
 
 
 @exercise(
-    "12a.3",
+    "12a.4",
     "the temperature, from the margin m and the number V of tokens",
     "More tokens need more cold, but only by a logarithm.",
     on=lambda: [(2.0, 3), (1.0, 50), (2.0, 16_384)],
