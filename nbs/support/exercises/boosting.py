@@ -243,6 +243,29 @@ def _():
 
 @exercise(
     "06b.1",
+    "the rows that are computed, the naive way and with a cache",
+    "The naive way grows with the square of the text, the cached way with its length.",
+)
+def _():
+    yield [sum(range(100, 150)), 149]
+    yield (
+        [sum(range(101, 151)), ANY],
+        "The first: the first new token is drawn after the 100 rows of the prompt.",
+    )
+    yield (
+        [50 * 100, ANY],
+        "The first: each pass reads one token more than the pass before.",
+    )
+    yield (
+        [sum(range(1, 151)), ANY],
+        "The first: the prompt is there at once. Its tokens are read in a single pass.",
+    )
+    yield [ANY, 150], "The second: the last token is written and not read."
+    yield [ANY, 50], "The second: the prompt has to be read, too, once."
+
+
+@exercise(
+    "06b.2",
     "the rows that appending has written, for T = 1000",
     "Half a million rows instead of a thousand: that is why room is reserved.",
 )
@@ -255,7 +278,7 @@ def _():
 
 
 @exercise(
-    "06b.2",
+    "06b.3",
     "the bytes of the cache",
     "Seven such texts have more bytes in their caches than a model of 124 million weights, the size of this one.",
 )
@@ -267,7 +290,7 @@ def _():
 
 
 @exercise(
-    "06b.3",
+    "06b.4",
     "whether the order of the keys matters",
     "Attention sees a set, and positions are in the keys already.",
 )

@@ -137,6 +137,53 @@ def _():
 
 
 @exercise(
+    "12.3",
+    "ζ and the factor of a stack four times as deep, with attention; then with a second round",
+    "The second round changes the exponent of the power, not the kind of law.",
+)
+def _():
+    yield [0.5, 2.0, 0.4, 4**0.4]
+    yield (
+        [2 / 3, ANY, ANY, ANY],
+        "The first: the formula has half of σ₂₁², above and below the line.",
+    )
+    yield (
+        [ANY, 4.0, ANY, ANY],
+        "The second: four is the factor of the depth. Raise it to the power ζ.",
+    )
+    yield (
+        [ANY, ANY, 0.6, ANY],
+        "The third: attention stands below the line only.",
+    )
+
+
+@exercise(
+    "12.4",
+    "σ²_OV with three rounds: from the residual, from the input, shared",
+    "Shared keys and values grow with the square of the rounds, because their corrections all point one way.",
+)
+def _():
+    from gbattn.signal import Sigmas, attention_gain
+
+    sources = "residual", "input", "shared"
+    gain = lambda kv, **more: attention_gain(Sigmas(), "boosted", kv_from=kv, **more)
+    yield [gain(kv, rounds=3) for kv in sources]
+    yield [gain(kv) for kv in sources], "That is for two rounds."
+    yield (
+        [3.125, ANY, ANY],
+        "The first: the theorem subtracts one at the end.",
+    )
+    yield (
+        [ANY, 2.0, ANY],
+        "The second: the gate multiplies a correction, so its square multiplies the mean square.",
+    )
+    yield (
+        [ANY, ANY, 1.5],
+        "The third: shared corrections are the same vector. Add them before you square.",
+    )
+
+
+@exercise(
     "12a.1",
     "the loss in nats",
     "Worse than knowing nothing: a table that reads what it wrote repeats itself.",
@@ -156,6 +203,27 @@ def _():
 
 @exercise(
     "12a.2",
+    "the two entries of r",
+    "Target minus estimate: the residual of the residual stream.",
+)
+def _():
+    E = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    expected = lambda read: (E[read] @ E.T).softmax(-1) @ E
+    yield (E[2] - expected(1)).tolist()
+    yield expected(1).tolist(), "That is the expected place."
+    yield (
+        (expected(1) - E[2]).tolist(),
+        "That is the gradient, along which the loss rises fastest.",
+    )
+    yield (
+        (E[2] - E[1]).tolist(),
+        "That is from b to c, for a model that is sure of b.",
+    )
+    yield (E[1] - expected(0)).tolist(), "That is after a, when b comes."
+
+
+@exercise(
+    "12a.3",
     "for 16,384 tokens, the `top_k` and the `top_p` that change nothing",
     "The other end is greedy: a single token is left.",
 )
@@ -167,7 +235,7 @@ def _():
 
 
 @exercise(
-    "12a.3",
+    "12a.4",
     "the temperature, from the margin m and the number V of tokens",
     "More tokens need more cold, but only by a logarithm.",
     on=lambda: [(2.0, 3), (1.0, 50), (2.0, 16_384)],
@@ -700,6 +768,32 @@ def _():
 
 @exercise(
     "19.1",
+    "in (a) the mean cosine of the steps, and of exchanged steps; then the same in (b)",
+    "Only the difference between a step and the steps of other tokens says that it is made for its token.",
+)
+def _():
+    a = math.sqrt(0.5)
+    yield [[a, -a], [a, a]]
+    yield (
+        [[1.0, ANY], [ANY, ANY]],
+        "(a): −u is (½, −½), which also lowers the other class. What is its angle with (1, 0)?",
+    )
+    yield (
+        [[0.5, ANY], [ANY, ANY]],
+        "(a): that is the inner product. Divide it by both lengths.",
+    )
+    yield (
+        [[ANY, 0.0], [ANY, ANY]],
+        "(a), exchanged: the steps are at right angles to each other. Are they to −u?",
+    )
+    yield (
+        [[ANY, ANY], [ANY, -a]],
+        "(b), exchanged: the two steps are the same.",
+    )
+
+
+@exercise(
+    "19.2",
     "whether a step with a positive cosine can raise the loss of the three examples",
     "A cosine speaks of small steps. So the page also measures what the whole step does.",
 )

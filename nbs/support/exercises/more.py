@@ -41,6 +41,27 @@ def _():
 
 @exercise(
     "22.1",
+    "the counts of b and c, with chunks of two; then with chunks of three",
+    "A pair counts only where no edge cuts it, so the length of a chunk decides what is stored.",
+)
+def _():
+    yield [[2, 1], [2, 0]]
+    yield (
+        [[2, 1], [2, 1]],
+        "The second: write down the chunks of three. Which pair does an edge cut?",
+    )
+    yield (
+        [[1, 1], [ANY, ANY]],
+        "The first: the chunk just before the last token has closed, and it counts as well.",
+    )
+    yield (
+        [[3, 1], [ANY, ANY]],
+        "The first: how often does b come after a?",
+    )
+
+
+@exercise(
+    "22.2",
     "how many tokens over the edge keep the layer causal",
     "A write is first read by the next chunk, whose first token is the one that was looked at.",
 )
@@ -54,7 +75,57 @@ def _():
 
 
 @exercise(
+    "22.3",
+    "the output after three writes: Hebb, delta, and with the other sign",
+    "Hebb overshoots, delta halves what is missing, and with the other sign the error grows.",
+)
+def _():
+    yield [1.5, 0.875, 2.375]
+    yield (
+        [3.0, ANY, ANY],
+        "The first: each write is multiplied by the rate.",
+    )
+    yield (
+        [ANY, 0.125, ANY],
+        "The second: that is the residual. The output is what was found, not what is missing.",
+    )
+    yield (
+        [ANY, 1.0, ANY],
+        "The second: each write removes half of the residual. Is it ever all?",
+    )
+    yield (
+        [ANY, ANY, -0.875],
+        "The third: start at 0. The first write adds half of 1 + 0, and the next half of 1 + ½.",
+    )
+
+
+@exercise(
     "23.1",
+    "how often a proposal is accepted, then the three probabilities after a rejection",
+    "What is rejected is what the draft has too much of, and it goes where the draft has too little.",
+)
+def _():
+    yield [0.6, 0.75, 0.0, 0.25]
+    yield (
+        [1 / 3, ANY, ANY, ANY],
+        "The first: so often is the second token accepted. The others are proposed as well.",
+    )
+    yield (
+        [0.4, ANY, ANY, ANY],
+        "The first: so often is a proposal rejected.",
+    )
+    yield (
+        [ANY, 0.5, 0.2, 0.3],
+        "The last three: that is the model's law, of which accepted proposals are a part already.",
+    )
+    yield (
+        [ANY, 0.3, 0.0, 0.1],
+        "The last three: that is what the tokens lack. Given a rejection, the probabilities sum to one.",
+    )
+
+
+@exercise(
+    "23.2",
     "the best m, its speed, and the τ from which on no m pays",
     "A draft pays while it is cheap. Long drafts need a small τ and a good match.",
 )
@@ -80,6 +151,31 @@ def _():
 
 @exercise(
     "24.1",
+    "what each of the two tokens receives under softmax, then the weight of a token on itself when balanced",
+    "Softmax lets one token receive more than the other. Balanced, each receives one.",
+)
+def _():
+    yield [1.3, 0.7, 2 / 3]
+    yield (
+        [0.8, 0.5, ANY],
+        "The first two: those are weights of tokens on themselves. What is received is the sum of a column.",
+    )
+    yield (
+        [1.0, 1.0, ANY],
+        "The first two: those are the sums of rows. What is received is the sum of a column.",
+    )
+    yield (
+        [ANY, ANY, 0.8],
+        "The third: that is softmax. Divide the first row and the first column by 2 first.",
+    )
+    yield (
+        [ANY, ANY, 1.0],
+        "The third: after row and column are halved, one division by the common sum is left.",
+    )
+
+
+@exercise(
+    "24.2",
     "the weight p of each of two tokens on itself, from their scores S, two by two",
     "Offsets of rows and columns cancel in this combination: one number of the four counts.",
     on=lambda: [(torch.randn(2, 2),) for _ in range(3)],
@@ -104,7 +200,7 @@ def _():
 
 
 @exercise(
-    "24.2",
+    "24.3",
     "which biases can change the output of SinkhornAttention",
     "Balancing cancels what is the same for all keys, and what is the same for all queries.",
 )
@@ -130,7 +226,7 @@ def _plans():
 
 
 @exercise(
-    "24.3",
+    "24.4",
     "the gradient with respect to S, from P and π",
     "As for softmax. The potentials contribute a term, but one without a linear system.",
     on=_plans,
@@ -157,6 +253,31 @@ def _():
 
 @exercise(
     "25.1",
+    "the four weights, and the share of the first value",
+    "Scores in a straight line keep the gain constant: the start is forgotten, and the estimate never settles.",
+)
+def _():
+    yield [1.0, 1.0, 2.0, 4.0, 0.125]
+    yield (
+        [1.0, 0.5, 0.5, 0.5, ANY],
+        "The first four: those are the gains. A gain is a weight over the sum of all weights so far.",
+    )
+    yield (
+        [1.0, 1.0, 1.0, 1.0, ANY],
+        "The first four: equal weights have gains that fall, 1, ½, ⅓, ¼.",
+    )
+    yield (
+        [1.0, 2.0, 4.0, 8.0, ANY],
+        "The first four: the second gain would be 2 over 3.",
+    )
+    yield (
+        [ANY, ANY, ANY, ANY, 0.5],
+        "The last: that is after two tokens. Each further token halves it.",
+    )
+
+
+@exercise(
+    "25.2",
     "how many tokens at c = 1, and the c for 100",
     "The larger the slope, the shorter the memory: nearly 2/c tokens.",
 )
@@ -177,7 +298,7 @@ def _():
 
 
 @exercise(
-    "25.2",
+    "25.3",
     "the variance of the urn's share after n draws",
     "Uniform on n + 1 shares, whose range grows with n: the limit is that of the uniform law.",
     on=lambda: [(n,) for n in (1, 2, 7, 50)],
@@ -197,7 +318,7 @@ def _():
 
 
 @exercise(
-    "25.3",
+    "25.4",
     "at a = 0.02 the lag of one round and of two in tokens, then the noise that each keeps, over a",
     "Two rounds remove the lag of a straight line and cost two and a half times the noise.",
     tolerance=0.03,
@@ -225,6 +346,32 @@ def _():
 
 @exercise(
     "26.1",
+    "floor and excess in bits, and the price β*",
+    "The nearer the two laws, the smaller the excess, and the cheaper a bit of code must be to pay.",
+)
+def _():
+    floor = 2 - 0.75 * math.log2(3)
+    yield [floor, 1 - floor, 1 - floor]
+    yield (
+        [1.0, ANY, ANY],
+        "The first: that is the loss without the state. The floor is paid by a model that knows it.",
+    )
+    yield (
+        [floor * math.log(2), ANY, ANY],
+        "The first: that is in nats. Take logarithms to the base 2.",
+    )
+    yield (
+        [ANY, 1.0, ANY],
+        "The second: that is the whole loss. The floor has to be paid in any case.",
+    )
+    yield (
+        [ANY, ANY, 0.5],
+        "The third: that is for the two states on the page. What does a bit of code give back here?",
+    )
+
+
+@exercise(
+    "26.2",
     "the price β* at λ = 0.3",
     "The price is the share of a bit of code that a token gives back, and the prior cancels.",
 )
@@ -248,6 +395,37 @@ def _():
 
 @exercise(
     "27.1",
+    "the time, the number of layers, and the standard deviation of logit m",
+    "The heads are random, and yet the time of the collapse is nearly certain in many dimensions.",
+    tolerance=0.02,
+)
+def _():
+    t = 2 * math.log(9)
+    yield [t, t / 0.01, 2 * math.sqrt(t / 400)]
+    yield (
+        [t / 2, ANY, ANY],
+        "The first: from 0.1 to a half. The way from there to 0.9 is as long.",
+    )
+    yield (
+        [0.8, ANY, ANY],
+        "The first: that is the growth of m. What grows evenly is log m/(1 − m).",
+    )
+    yield (
+        [ANY, t / 0.04, ANY],
+        "The second: the mean of four heads has a quarter of the variance of one.",
+    )
+    yield (
+        [ANY, t / 0.2, ANY],
+        "The second: the mean step is zero, so the overlap moves with the square of η.",
+    )
+    yield (
+        [ANY, ANY, math.sqrt(t / 400)],
+        "The third: the page's error bar has a constant in front of the root.",
+    )
+
+
+@exercise(
+    "27.2",
     "the drift under one round, and under twicing, at γ = 0.3",
     "One round permutes and leaves the overlap. Twicing's negative weights drive tokens apart.",
 )
@@ -264,7 +442,7 @@ def _():
 
 
 @exercise(
-    "27.2",
+    "27.3",
     "layers in the normalised stream, and in the Pre-LN stream",
     "One clock is exponential in depth. The other slows down in proportion to what has come.",
     tolerance=0.05,
@@ -348,7 +526,29 @@ def _():
 
 
 @exercise(
-    "29.2",
+    "29.1",
+    "the weight of the first key, with summed scores and with summed outputs",
+    "A sum of scores asks for both clues; a sum of outputs is content with one.",
+)
+def _():
+    laws = torch.tensor([[0.3, 0.6, 0.1], [0.3, 0.1, 0.6]])
+    yield [laws.log().mean(0).softmax(0)[0].item(), 0.3]
+    yield (
+        [0.3, ANY],
+        "The first: the geometric means do not sum to one. Divide by their sum.",
+    )
+    yield (
+        [laws.log().sum(0).softmax(0)[0].item(), ANY],
+        "The first: that is with weights of 1. With halves, take the roots of the products.",
+    )
+    yield (
+        [ANY, laws.log().mean(0).softmax(0)[0].item()],
+        "The second: summed outputs have the ordinary mean of the weights.",
+    )
+
+
+@exercise(
+    "29.3",
     "the largest factor by which a weight can be off, from c, B, ρ and L",
     "An error of scores counts twice in a weight: above and below the line.",
     on=lambda: [(1.0, 1.0, 0.5, 3), (0.3, 2.0, 0.8, 6)],
@@ -372,6 +572,31 @@ def _():
 
 @exercise(
     "30.1",
+    "the output of the head, the output with twicing, and their ratio",
+    "A head that returns little leaves its values almost whole, so a second round repeats the first.",
+)
+def _():
+    A, V = torch.tensor([[1.0, 0.0], [0.9, 0.1]]), torch.tensor([0.0, 1.0])
+    F = A @ V
+    twiced = lambda nu: (F + nu * A @ (V - F))[1].item()
+    yield [F[1].item(), twiced(0.5), twiced(0.5) / F[1].item()]
+    yield (
+        [0.9, ANY, ANY],
+        "The first: the large weight lies on a value of 0.",
+    )
+    yield (
+        [ANY, 0.15, ANY],
+        "The second: that adds half of F. Smooth the residual V − F, not V.",
+    )
+    yield [ANY, twiced(1.0), ANY], "The second: that is ν = 1."
+    yield (
+        [ANY, 0.55, ANY],
+        "The second: the residual is smoothed by the same weights before it is added.",
+    )
+
+
+@exercise(
+    "30.2",
     "the weights and gate biases, by D, H and G: with a gate per feature, and per head",
     "A gate per head is nearly free; one per feature costs as much as two projections.",
     on=lambda: [(64, 4, 2), (128, 8, 8)],
