@@ -513,11 +513,8 @@ def _check_call(model, tokens, targets, reduction, call: _Call) -> None:
 
 def _check_rows(logits_to_keep, tokens, targets) -> None:
     T = tokens.shape[1]
-    if (
-        targets is not None
-        or not is_count(logits_to_keep)
-        or logits_to_keep > T
-    ):
+    odd = targets is not None or not is_count(logits_to_keep)
+    if odd or logits_to_keep > T:
         want = f"None or, without targets, 1 to {T}"
         raise ArgumentError("logits_to_keep", repr(logits_to_keep), want)
 
@@ -769,7 +766,7 @@ def _draw_weights(model, seed: int) -> None:
             elif own:
                 module.reset_parameters()
 
-# %% ../nbs/13_language_model.ipynb #a0f2f4e1
+
 @torch.no_grad()
 def _draw_matrix(weight: torch.Tensor, std: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -519,25 +519,6 @@ def _():
 
 @exercise(
     "16.5",
-    "the width of the baseline over that of the boosted model",
-    "A long text makes attention the larger part, and attention costs in proportion to the width.",
-)
-def _():
-    ratio = lambda tau: (-tau + (tau**2 + 48 * tau + 204) ** 0.5) / 12
-    yield ratio(16)
-    yield (
-        ratio(1),
-        "That is for τ = 1, a text as long as the model is wide. Here τ is 4096/256.",
-    )
-    yield (
-        ratio(1 / 16),
-        "τ is the length over the width, not the width over the length.",
-    )
-    yield ratio(4096), "τ is the length over the width: 4096/256."
-
-
-@exercise(
-    "16.6",
     "the seeming advantage in nats",
     "As large as a run's own noise, for nothing. So a rate is chosen on other runs than those reported.",
 )
