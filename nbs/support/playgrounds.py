@@ -718,7 +718,8 @@ def play(name: str) -> HTML:
     told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
     colours = told | {"own": told.get("data", {}).get("colour"), "data": "inherit"}
     key = "".join(
-        f'<span><b style="color: {colours.get(colour, "inherit")}">{mark}</b> {words}</span>'
+        f'<span><b style="color: {colours.get(colour, "inherit")}; opacity: {0.6 if mark + colour == "●data" else 1}">'
+        f"{mark}</b> {words}</span>"
         for mark, colour, words in KEYS.get(name, ())
     )
     steps = "".join(

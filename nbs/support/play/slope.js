@@ -10,7 +10,7 @@
         F = F.map((t, i) => t + more[i]);
         fits.push(F);
       }
-      const missed = fits.map(fit => Math.hypot(...y.map((t, i) => t - fit[i])));
+      const missed = fits.map(fit => Math.max(...y.map((t, i) => Math.abs(t - fit[i]))));
       return {y, one: fits[0], F, missed};
     },
     at: (_, height) => Math.max(-0.5, Math.min(2.5, (185 - height) / 70)),
@@ -24,8 +24,8 @@
         `data-drag="${names[i]}" style="cursor:ns-resize;touch-action:none"`)).join(""),
     tell: ({one, F, missed}, v) => {
       const list = fit => fit.map(t => round(t, 2)).join(", ");
-      return `One round returns ${list(one)} and misses the values by ${round(missed[0], 2)}`
-        + (v.rounds > 1 ? `; ${v.rounds} rounds return ${list(F)} and miss them by ${round(missed.at(-1), 2)}.` : ".");
+      return `One round returns ${list(one)} and misses a value by up to ${round(missed[0], 2)}`
+        + (v.rounds > 1 ? `; ${v.rounds} rounds return ${list(F)} and miss one by up to ${round(missed.at(-1), 2)}.` : ".");
     },
     label: {rounds: m => m},
   };
