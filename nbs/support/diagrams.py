@@ -15,7 +15,11 @@ from gbattn.conventions import colour_of
 
 
 def diagram(
-    boxes: dict[str, tuple], arrows: str, *, size: tuple[float, float]
+    boxes: dict[str, tuple],
+    arrows: str,
+    *,
+    size: tuple[float, float],
+    repeated: tuple[float, float, float, float, str] | None = None,
 ) -> None:
     """Draw boxes and the arrows between them.
 
@@ -29,8 +33,15 @@ def diagram(
         ``start > end 0.2``.
     size : tuple of float
         Width and height in inches.
+    repeated : tuple, optional
+        What occurs several times, in a dotted frame: its left, right, lower and upper edge, and how often.
     """
     fig, ax = plt.subplots(figsize=size)
+    if repeated:
+        left, right, low, high, times = repeated
+        edges = [left, right, right, left, left], [low, low, high, high, low]
+        ax.plot(*edges, color="C7", lw=1, ls=":")
+        ax.text(right - 0.15, high - 0.1, times, ha="right", va="top")
     drawn = {}
     for name, (x, y, text, *method) in boxes.items():
         frame = colour_of(*method) if method else "none"

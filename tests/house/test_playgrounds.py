@@ -565,7 +565,7 @@ LESSONS = {
     "a token, by its block": lambda now, start: small(now["weights"][20:24] - now["weights"][21]),
     "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
     "half and half": lambda now, start: small(now["weights"][[1, 2, 7]] - now["weights"].max()),
-    "shifted": lambda now, start: now["weights"][2] > 0.9 and small(start["weights"][[1, 7]] - 0.5),
+    "shifted": lambda now, start: now["weights"][2] > 0.9 and (start["weights"][[1, 7]] - 0.49).abs().max() < 0.01,
     "a new token": lambda now, start: small(now["weights"] - 1 / 6) and len(now["weights"]) == 6,
 }
 
