@@ -185,7 +185,7 @@ def test_the_pairs_that_can_be_chosen_are_those_that_ran_and_have_their_verdict(
             assert found["n"] == row.pairs and root.locator("p").inner_text().endswith(sentence)
             shown.add(word)
     root.locator("button").last.click()
-    assert shown == {*VERDICTS} - {"run diverged"}
+    assert {"**held**", "**did not hold**", "*seen*", "open"} <= shown <= {*VERDICTS}
 
 
 def test_a_baseline_that_has_not_run_makes_room_for_one_that_has(page):
@@ -202,7 +202,7 @@ def test_a_baseline_that_has_not_run_makes_room_for_one_that_has(page):
 def test_the_settings_to_play_with_begin_with_the_columns_of_the_tables():
     settings = list(settings_to_play().values())
     labels = {setting.label for setting in SETTINGS}
-    assert {setting.label for setting in settings} == labels >= {*SETTING_NAMES} and len(settings) == len(SETTINGS)
+    assert [setting.label for setting in settings] == [*SETTING_NAMES] and labels > {*SETTING_NAMES}
     assert {*BASELINE_NAMES} == {*BASELINES} == {*QUESTIONS, "time"}
     columns = [of for rows in SHORT_TABLES.values() for of in rows["parameters"]]
     assert [setting.of("parameters") for setting in settings[:4]] == columns
