@@ -400,6 +400,17 @@ def build(folder, *options):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True).stderr
 
 
+CHECKED = """def double(y):
+    '''Return twice y, a number.'''
+    require(y)
+    if y < 0:
+        raise ArgumentError("y")
+    if y > 3:
+        y = 3
+    return 2 * y
+"""
+
+
 @pytest.fixture(scope="module")
 def small_book(tmp_path_factory):
     folder = tmp_path_factory.mktemp("book")
@@ -414,6 +425,7 @@ def small_book(tmp_path_factory):
             *FOLDED,
             FIGURE,
             new_code_cell("#| export\nx = 1"),
+            new_code_cell("#| export\n" + CHECKED),
         ],
     }
     for name, content in cells.items():
@@ -436,6 +448,18 @@ def page(folder, name):
     return pages.soup(folder / "_build" / f"{name}.html")
 
 
+def test_a_cell_of_the_library_is_shown_without_its_checks_and_runs_with_them(small_book):
+    text = page(small_book, "03b_second").get_text()
+    assert "return 2 * y" in text and "require" not in text and "ArgumentError" not in text and "a number" in text
+    assert "if y > 3:" in text and "if y < 0:" not in text
+
+
+def test_a_body_of_checks_alone_stays():
+    code = "def check_both(x, y):\n    check(x=x)\n    check(y=y)"
+    assert nbdev_pages.without_checks(code) == code
+    assert nbdev_pages.without_checks("check(x=1)") == "check(x=1)"  # no definition
+
+
 def test_no_directive_is_left_on_the_page(small_book):
     text = page(small_book, "03b_second").get_text()
     assert "#|" not in text and "x = 1" in text
@@ -443,7 +467,7 @@ def test_no_directive_is_left_on_the_page(small_book):
 
 
 def test_an_exported_cell_wears_the_badge(small_book):
-    (cell,) = page(small_book, "03b_second").select("div.cell.tag_export")
+    cell, _ = page(small_book, "03b_second").select("div.cell.tag_export")
     assert "x = 1" in cell.get_text()
 
 

@@ -4,14 +4,13 @@ Where a limit is looser than the aim beside it, it says how far the house has co
 """
 
 import ast
-import re
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
-from nbdev_pages import split_cell, tags_of, with_short_docstrings
+from nbdev_pages import is_check, split_cell, tags_of, with_short_docstrings
 
 import gbattn
 
@@ -78,16 +77,6 @@ def test_a_reader_sees_what_a_page_exports():
 def test_folded_cells_are_short():
     """At most 40 lines: longer ones are cut where a reader would."""
     assert all(n <= 40 for _, shown, n in exported_cells() if shown != "open")
-
-
-CHECKS = re.compile(r"_?check\w*$|_?require$")
-
-
-def is_check(node):
-    if isinstance(node, ast.Raise):
-        return isinstance(node.exc, ast.Call) and getattr(node.exc.func, "id", "") == "ArgumentError"
-    call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and bool(CHECKS.match(getattr(call.func, "id", getattr(call.func, "attr", ""))))
 
 
 def as_one(tree, text):
