@@ -280,6 +280,19 @@ def folds_have_names(site):
     return found
 
 
+RETURNED = re.compile(r"\[?(<matplotlib|<Figure|<\w+ at 0x|(Text|Line2D)\()")
+
+
+def no_return_value_of_a_drawing_shows(site):
+    """A cell that draws ends with a semicolon, or matplotlib's object stands beside its figure."""
+    return [
+        f"{name} shows {block.get_text().strip()[:40]!r}: end that cell with a semicolon."
+        for name, path in authored(site).items()
+        for block in article(soup(path)).find_all("pre")
+        if RETURNED.match(block.get_text().strip())
+    ]
+
+
 MEGABYTES, KILOBYTES = 16, 200  # of the site, and of a page that a server compresses
 
 
@@ -319,5 +332,6 @@ LAWS = [
     the_book_can_be_searched,
     pages_say_how_they_are_cited,
     folds_have_names,
+    no_return_value_of_a_drawing_shows,
     the_site_is_light,
 ]
