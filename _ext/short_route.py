@@ -1,5 +1,6 @@
 """On each page of the short route, a line above its title that leads to the others, see _templates/layout.html, and
-at its foot the next of them in the place of the next chapter."""
+at its foot the one before and the next in the place of the chapters around it. From the first page one goes to the
+first of them."""
 
 import re
 
@@ -10,7 +11,7 @@ CHAPTER = re.compile(r"0?(\d+[a-z]?)_")
 def add_route(app, pagename, templatename, context, doctree):
     """The stops of the route for the page's template: number, title, and address, which the page itself has not."""
     folder, _, name = pagename.rpartition("/")
-    if name not in ROUTE:
+    if name not in (*ROUTE, "index") or name == "index" and not folder:
         return
     stops = []
     for one in ROUTE:
@@ -18,10 +19,13 @@ def add_route(app, pagename, templatename, context, doctree):
         if page in app.env.titles:
             address = app.builder.get_relative_uri(pagename, page) if one != name else ""
             stops.append((CHAPTER.match(one)[1], app.env.titles[page].astext(), address))
-    context["short_route"] = stops
-    here = next(i for i, (*_, address) in enumerate(stops) if not address)
-    for number, title, address in stops[here + 1 : here + 2]:
-        context["next"] = {"link": address, "title": f"On the short route: {number}. {title}"}
+    here = next((i for i, (*_, address) in enumerate(stops) if not address), -1)
+    if name in ROUTE:
+        context["short_route"] = stops
+    around = {"prev": stops[max(here - 1, 0) : max(here, 0)], "next": stops[here + 1 : here + 2]}
+    for side, found in around.items():
+        for number, title, address in found:
+            context[side] = {"link": address, "title": f"On the short route: {number}. {title}"}
 
 
 def setup(app):

@@ -570,9 +570,9 @@ def test_a_page_of_the_short_route_leads_to_the_others(tmp_path):
     conf += f"html_theme = 'sphinx_book_theme'\ntemplates_path = [{str(EXTENSIONS.parent / '_templates')!r}]\n"
     (tmp_path / "conf.py").write_text(conf)
     (tmp_path / "nbs").mkdir()
-    for name in ("02_memory", *short_route.ROUTE):
+    for name in ("index", "02_memory", *short_route.ROUTE):
         (tmp_path / "nbs" / f"{name}.md").write_text(f"# About {name}\n")
-    (tmp_path / "index.md").write_text("# Book\n\n```{toctree}\n:glob:\nnbs/*\n```\n")
+    (tmp_path / "index.md").write_text("# Book\n\n```{toctree}\n:glob:\nnbs/index\nnbs/[01]*\n```\n")
     build(tmp_path)
     (route,) = page(tmp_path, "nbs/03_smoothers").select("nav.short-route")
     assert " ".join(route.get_text().split()) == "Short route: 1 · 3 · 5 · 8 · 17a · 18"
@@ -580,12 +580,15 @@ def test_a_page_of_the_short_route_leads_to_the_others(tmp_path):
     others = [f"{name}.html" for name in short_route.ROUTE if name != "03_smoothers"]
     assert [link["href"] for link in route.select("a")] == others
     assert route.a["title"] == "About 01_least_squares"
-    assert not page(tmp_path, "nbs/02_memory").select(".short-route")
+    assert not any(page(tmp_path, f"nbs/{name}").select(".short-route") for name in ("02_memory", "index"))
+    before = lambda name: page(tmp_path, f"nbs/{name}").select_one("a.left-prev")
     after = lambda name: page(tmp_path, f"nbs/{name}").select_one("a.right-next")
     assert (
         after("01_least_squares")["href"] == "03_smoothers.html" and after("02_memory")["href"] == "03_smoothers.html"
     )
     assert "On the short route: 5. About 05_boosting" in after("03_smoothers").get_text()
+    assert "On the short route: 1. About 01_least_squares" in before("03_smoothers").get_text()
+    assert "On the short route: 1. About 01_least_squares" in after("index").get_text()
     assert after("18_perplexity") is None  # the last page of this book
 
 
