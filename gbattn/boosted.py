@@ -104,8 +104,6 @@ class Gate(nn.Linear):
         nn.init.zeros_(self.bias)
 
 # %% ../nbs/08_boosted.ipynb #5add9a7e
-#| code-fold: true
-# The line F + g ⊙ c
 def add_gated(F, g, c):
     """Return F + g ⊙ c; each of n numbers of g shrinks D/n features of c."""
     if g is None:

@@ -108,8 +108,25 @@ class AbsoluteError(Loss):
     def leaf(self, y, F, weights=None):  # of two middle residuals the lower
         return _medians(y - F, weights)[0]
 
+# %% ../nbs/05_boosting.ipynb #282cc7d7
+#| code-fold: true
+# The options of Huber's loss, its start, and the constant of a leaf
+class _HuberOptions(Loss):
+    """The options of `Huber`, which says what they are; its constants."""
+
+    def __init__(self, alpha: float = 0.9, delta: float = math.inf):
+        check(delta=(delta, _WIDTH), alpha=(alpha, _BETWEEN))
+        self.alpha, self.delta = alpha, delta
+
+    start = AbsoluteError.start
+
+    def leaf(self, y, F, weights=None):  # one step from the median
+        median = AbsoluteError().leaf(y, F, weights)
+        step = (y - F - median).clamp(-self.delta, self.delta)
+        return median + _mean(step, weights)
+
 # %% ../nbs/05_boosting.ipynb #143d3426
-class Huber(Loss):
+class Huber(_HuberOptions):
     """Squared up to δ, linear beyond.
 
     Parameters
@@ -119,10 +136,6 @@ class Huber(Loss):
     delta : float
         δ of the first round, or if the loss is used alone.
     """
-
-    def __init__(self, alpha: float = 0.9, delta: float = math.inf):
-        check(delta=(delta, _WIDTH), alpha=(alpha, _BETWEEN))
-        self.alpha, self.delta = alpha, delta
 
     def at(self, y, F, weights=None):
         loss = copy.copy(self)  # of a subclass, with all its attributes
@@ -137,13 +150,6 @@ class Huber(Loss):
 
     def negative_gradient(self, y, F):
         return (y - F).clamp(-self.delta, self.delta)
-
-    start = AbsoluteError.start
-
-    def leaf(self, y, F, weights=None):  # one step from the median
-        median = AbsoluteError().leaf(y, F, weights)
-        step = (y - F - median).clamp(-self.delta, self.delta)
-        return median + _mean(step, weights)
 
 # %% ../nbs/05_boosting.ipynb #b84555d4
 #| code-fold: true
@@ -216,6 +222,27 @@ class LogLoss(Loss):
         require(mixed, "y", f"targets from {low:g} to {high:g}", want)
 
 # %% ../nbs/05_boosting.ipynb #7eae6d2a
+def _best_step(loss, y, F, h, weights):
+    """Return the step at which the loss stops falling along h, by bisection."""
+    weighted = h if weights is None else weights * h
+    sign = high = (loss.negative_gradient(y, F) @ weighted).sign()
+
+    def falls(step):  # whether the loss falls beyond this step
+        return loss.negative_gradient(y, F + step * h) @ weighted * sign > 0
+
+    while falls(high) and high.abs() < 2**40:
+        high = 2 * high
+    while high.abs() > 0 and not falls(high / 2):
+        high = high / 2
+    low = high / 2  # the loss falls at low, and no longer at high
+    for _ in range(2 - int(math.log2(torch.finfo(F.dtype).eps))):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falls(middle) else (low, middle)
+    return high
+
+# %% ../nbs/05_boosting.ipynb #7eae6d20
+#| code-fold: true
+# The same with its arguments checked
 def line_search(
     loss: Loss,
     y: torch.Tensor,
@@ -243,29 +270,7 @@ def line_search(
     rounding. Source: chapter 5; Friedman (2001), Algorithm 1.
     """
     _check_search(loss, y, F, h, weights)
-    weighted = h if weights is None else weights * h
-    sign = (loss.negative_gradient(y, F) @ weighted).sign()
-
-    def falls(step):  # whether the loss falls beyond this step
-        return loss.negative_gradient(y, F + step * h) @ weighted * sign > 0
-
-    halvings = 2 - int(math.log2(torch.finfo(F.dtype).eps))
-    return _turning_point(falls, sign, halvings)
-
-# %% ../nbs/05_boosting.ipynb #7eae6d20
-#| code-fold: true
-# Bisection for the step at which a loss turns
-def _turning_point(falls, high, halvings):
-    """Return the step at which a convex loss stops falling, by bisection."""
-    while falls(high) and high.abs() < 2**40:
-        high = 2 * high
-    while high.abs() > 0 and not falls(high / 2):
-        high = high / 2
-    low = high / 2  # the loss falls at low, and no longer at high
-    for _ in range(halvings):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falls(middle) else (low, middle)
-    return high
+    return _best_step(loss, y, F, h, weights)
 
 # %% ../nbs/05_boosting.ipynb #8765edc9
 #| code-fold: true

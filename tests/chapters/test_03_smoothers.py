@@ -133,7 +133,7 @@ def test_thm_kernel_bias(p):
 
 
 def two_rounds_bias(p, rounds=2):
-    """Bias inside over h⁴ and at an edge over h, against −L(Lf) and the constant of the edge, for ρ'/ρ = s."""
+    """Bias inside over h⁴ and at an edge over h, against −B(Bf) and the constant of the edge, for p'/p = s."""
     a, b, c, d, s = p.normal(5)
     f, density = lambda x: torch.sin(a * x) + b * x + c * x**2 + d * x**4, lambda x: torch.exp(s * x)
     inside, near = 0.005, 1e-4
