@@ -179,13 +179,11 @@ class HideChecks(SphinxPostTransform):
     default_priority = 10  # before the code is coloured
 
     def run(self, **options):
-        cells = [x for x in self.document.findall(nodes.container) if "tag_export" in x["classes"]]
-        sources = [
-            x for cell in cells for x in cell.findall(nodes.container) if x.get("nb_element") == "cell_code_source"
-        ]
-        for block in (block for source in sources for block in source.findall(nodes.literal_block)):
-            block.rawsource, block.children = without_checks(block.astext()), []
-            block += nodes.Text(block.rawsource)
+        for block in self.document.findall(nodes.literal_block):
+            source, cell = block.parent, block.parent.parent
+            if source.get("nb_element") == "cell_code_source" and "tag_export" in cell["classes"]:
+                block.rawsource, block.children = without_checks(block.astext()), []
+                block += nodes.Text(block.rawsource)
 
 
 def title_of(code: str, is_figure: bool = False) -> str:
