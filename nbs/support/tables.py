@@ -24,6 +24,7 @@ from support.verdicts import (
     SETTINGS,
     WARM,
     Setting,
+    corrected_p,
     family,
     planned_p,
     verdict,
@@ -129,7 +130,7 @@ SHORT_TABLES: dict[str, dict[str, tuple]] = {
         "stack": (("boosted_shift", "stack_shift", "shift", "shift-stack"), None),
         "parameters": (
             ("boosted_shift", "wider_shift", AGAIN),
-            ("boosted_shift", "wider_shift", "shift-length"),
+            ("boosted_shift", "wider_shift", "composition"),
         ),
         "flops": (
             ("boosted_shift", "wider_flops_shift", AGAIN),
@@ -153,12 +154,19 @@ MODELS = {
     "boosted, shift": ("boosted_shift", AGAIN, "shift-length"),
     "wider, equal FLOPs, shift": ("wider_flops_shift", AGAIN, "shift-length"),
 }
-# Other settings: in each a comparison that was planned, and one at equal FLOPs. `READS_INPUT` is E2: what a second
-# round reads, the keys and values of the first, or of the input.
+# Other settings: in each a comparison that was planned, and one at equal FLOPs. `READS_INPUT` is E2 and E8: keys and
+# values of the second round from what the first has left, or from the input.
 READS_INPUT = {
     "width 64, learned positions": {
         "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
-    }
+    },
+    "the same, shift in both, long run": {
+        "*boosted*, keys and values of $x$": (
+            "boosted_shift",
+            "boosted_input_shift",
+            "composition",
+        )
+    },
 }
 ELSEWHERE = {
     "width 96": {
@@ -205,7 +213,7 @@ SHORT_WARM_UP = {
 def short_tables(report: Report) -> object:
     """Return boosted attention minus five baselines, each a question, in runs of two
     lengths: a table without the shift, and one with it."""
-    adjusted, found = planned_p(report), []
+    adjusted, found = corrected_p(report), []
     for setting, of_baseline in SHORT_TABLES.items():
         rows = []
         for baseline, cells in of_baseline.items():
@@ -249,7 +257,7 @@ def _runs_of(report: Report, arm: str, experiments: str | None) -> list:
 
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
-    adjusted, rows = planned_p(report), []
+    adjusted, rows = corrected_p(report), []
     for setting, of_setting in (
         READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     ).items():

@@ -11,7 +11,7 @@ import numpy as np
 from gbattn.comparison import Row, holm, paired_interval, welch
 from gbattn.conventions import Record, put_to_test
 from gbattn.lab.catalogue import EXPERIMENTS
-from support.reports import Report, diverged, ordering, percent
+from support.reports import Report, diverged, has_interval, ordering, percent
 
 # What a sentence calls the two arms that decide, and the ten orderings with which the
 # comparison began (appendix Y).
@@ -126,6 +126,7 @@ SETTINGS = (
         "shift-length",
         "standard flops",
         suffix="_shift",
+        parameters=("composition",),
     ),
     setting("rotary positions, short warm-up", "mini-rotary"),
     setting("rotary positions, 0.008, long warm-up", "shift-rotary-common"),
@@ -232,8 +233,8 @@ def family(report: Report) -> dict[tuple[str, ...], float]:
     """Return the p of every comparison that was planned before its runs, by its arms
     and experiments, or by its name in `COMPOUND`. One that is not in, or is in doubt,
     counts with a p of 1; one that was analysed after ten pairs and again after twenty,
-    with twice its p. (Rules on scatter or on levels have no p; E8, which has no runs
-    yet, has a family of its own.)"""
+    with twice its p. (Rules on scatter or on levels have no p; E8 has a family of its
+    own, `composition`.)"""
     of = dict.fromkeys(s.of(key) for s in SETTINGS for key in s.planned)
     of = dict.fromkeys([*of, *BESIDE])
     found = {one: min(1, report.p(*one) * (1 + (AGAIN in one))) for one in of}
@@ -244,6 +245,109 @@ def planned_p(report: Report) -> dict[tuple[str, ...], float]:
     """Return Holm's adjusted p of every planned comparison, all in one `family`."""
     found = family(report)
     return dict(zip(found, holm(list(found.values()))))
+
+
+def corrected_p(report: Report) -> dict[tuple[str, ...], float]:
+    """Return the corrected p of every planned claim that one of two arms is ahead: those
+    of the `family`, and those of E8, which has its own."""
+    of_e8 = {
+        (*claim.arms, "composition"): composition(report)[key].corrected
+        for key, claim in COMPOSITION.items()
+        if claim.limit == 0
+    }
+    return planned_p(report) | of_e8
+
+
+class Claim(NamedTuple):
+    """A claim of E8 on the difference of two arms: that its interval lies below a
+    ``limit`` in percent of perplexity, or above."""
+
+    text: str
+    arms: tuple[str, str]
+    below: bool
+    limit: float
+
+
+# The second is the plan's rule *a rate*, turned round.
+COMPOSITION = {
+    "composition": Claim(
+        "composition: boosted − boosted with keys and values of x",
+        ("boosted_shift", "boosted_input_shift"),
+        True,
+        0.0,
+    ),
+    "no rate": Claim(
+        "more than a learning rate: boosted − standard",
+        ("boosted_shift", "standard_shift"),
+        True,
+        0.0,
+    ),
+    "capacity": Claim(
+        "capacity: boosted − wider, equal parameters",
+        ("boosted_shift", "wider_shift"),
+        False,
+        -1.0,
+    ),
+    "no weights": Claim(
+        "the weights are not needed: twicing − boosted",
+        ("twicing_shift", "boosted_shift"),
+        True,
+        1.0,
+    ),
+}
+
+
+class Judged(NamedTuple):
+    """What E8 says of a claim: the difference, None while a run is missing; its p
+    against the limit, alone and corrected for the four claims; the verdict."""
+
+    row: Row | None
+    p: float
+    corrected: float
+    verdict: str
+
+
+def composition(report: Report, name: str = "composition") -> dict[str, Judged]:
+    """Return what E8 decides by the rules of its plan (appendix Y)."""
+    from scipy.stats import ttest_1samp
+
+    rows, ps = {}, {}
+    for key, (_, arms, _, limit) in COMPOSITION.items():
+        rows[key] = row = report.difference(*arms, name)
+        ps[key] = 1.0
+        if has_interval(row) and not report.doubt(row, *arms, name):
+            apart = np.subtract(*report.losses(*arms, name))
+            ps[key] = float(ttest_1samp(apart, math.log1p(limit / 100)).pvalue)
+    found = {}
+    for key, corrected in zip(COMPOSITION, holm(list(ps.values()))):
+        word, (_, _, below, limit) = "open", COMPOSITION[key]
+        if rows[key] is None:
+            word = "not known yet"
+        elif corrected < 0.05:
+            is_below = percent(rows[key].difference) < limit
+            word = "held" if is_below == below else "did not hold"
+        found[key] = Judged(rows[key], ps[key], corrected, word)
+    return found
+
+
+def judge_composition(report: Report) -> None:
+    """Put the four claims of E8 to the test, or print which runs are missing."""
+    for key, judged in composition(report).items():
+        claim, row = COMPOSITION[key], judged.row
+        if row is None:
+            state = report.state_of(*claim.arms, "composition")
+            print(f"E8, {claim.text}\n   not known yet: {state}\n")
+            continue
+        low, high = percent(row.low), percent(row.high)
+        put_to_test(
+            prediction=f"E8, {claim.text}",
+            statistic=f"mean paired difference, % of perplexity, {row.pairs} pairs",
+            threshold=f"95 % interval {'below' if claim.below else 'above'} "
+            f"{claim.limit:g}, and p, corrected for four claims, below 0.05",
+            observed=f"{percent(row.difference):+.2f}  [{low:+.2f}, {high:+.2f}], "
+            f"p = {judged.corrected:.4f}",
+            holds={"held": True, "did not hold": False}.get(judged.verdict),
+        )
 
 
 def judge(report: Report, claim: str, better: str, worse: str, *names: str) -> None:

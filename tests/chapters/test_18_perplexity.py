@@ -484,6 +484,115 @@ def test_a_wrong_rule_of_the_shift_is_noticed(mutant, shift_reports, monkeypatch
     assert not all(decides(shift_reports[outcome], *of[1:]) for outcome, of in OUTCOMES.items())
 
 
+# ---- The rules of E8 ----
+
+ARMS_OF_E8 = "boosted_shift", "boosted_input_shift", "standard_shift", "wider_shift", "twicing_shift"
+
+
+def report_of_e8(
+    folder, of_input=-4.0, of_standard=-7.0, of_wider=-0.2, of_twicing=-4.0, noise=1.0, missing=None, diverged=None
+):
+    """A report of six pairs at these differences, boosted minus the four, in percent."""
+    arms = tuple(Arm(name=name) for name in ARMS_OF_E8)
+    toy = replace(TOY, name="composition", arms=arms, seeds=(1, 2, 3, 4, 5, 6))
+    base = [5.0 + noise * x for x in (0.001, -0.002, 0.003, -0.001, 0.002, -0.003)]
+    scatter = [noise * x for x in (0.002, -0.002, 0.001, -0.001, 0.001, -0.001)]
+    gaps = of_input, of_standard, of_wider, of_twicing
+    others = [[x + e - math.log1p(gap / 100) for x, e in zip(base, scatter)] for gap in gaps]
+    losses = dict(zip(ARMS_OF_E8, (base, *others)))
+    if diverged:
+        losses[diverged][3] = None
+    save(folder, toy, losses)
+    if missing:
+        next((folder / "composition").glob(f"{missing}*")).unlink()
+    return Report(folder, {"composition": toy})
+
+
+OUTCOMES_OF_E8 = {
+    "as expected": ({}, "held held held did-not-hold"),
+    "none": (dict(of_input=4, of_standard=4, of_wider=-3, of_twicing=2), "did-not-hold did-not-hold did-not-hold held"),
+    "within a limit": (dict(of_wider=-0.95, of_twicing=-1.05), "held held open open"),
+    "between zero and a limit": (dict(of_wider=-0.5, of_twicing=-0.5), "held held held held"),
+    "wide": (dict(of_input=-1, of_standard=-1, of_twicing=0, noise=10), "open open open open"),
+    "near": (dict(of_input=-0.2, of_standard=-0.2, of_wider=-1, of_twicing=-1), "open open open open"),
+    "one waits": (dict(missing="twicing"), "held held held not-known-yet"),
+    "one diverges": (dict(diverged="boosted_input_shift"), "open held held did-not-hold"),
+}
+
+
+@pytest.fixture(scope="module")
+def reports_of_e8(tmp_path_factory):
+    found = {}
+    for outcome, (options, _) in OUTCOMES_OF_E8.items():
+        found[outcome] = report = report_of_e8(tmp_path_factory.mktemp("e8"), **options)
+        report.records("composition")
+    return found
+
+
+def words_of_e8(report):
+    return [one.verdict.replace(" ", "-") for one in verdicts.composition(report).values()]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES_OF_E8)
+def test_what_the_long_run_decides(outcome, reports_of_e8, capsys):
+    wanted = OUTCOMES_OF_E8[outcome][1].split()
+    assert words_of_e8(reports_of_e8[outcome]) == wanted
+    verdicts.judge_composition(reports_of_e8[outcome])
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line.split(maxsplit=1)[1].replace(" ", "-") for line in lines if line.startswith("verdict")]
+    assert printed == [word for word in wanted if word != "not-known-yet"]
+    assert sum("   not known yet: 11 of 12 runs are in" in line for line in lines) == 4 - len(printed)
+
+
+def test_the_p_of_the_long_run_is_students_against_the_limit(reports_of_e8):
+    report = reports_of_e8["wide"]
+    found = verdicts.composition(report)
+    for key, (arms, limit) in {
+        "composition": (("boosted_shift", "boosted_input_shift"), 1.0),
+        "capacity": (("boosted_shift", "wider_shift"), 0.99),
+        "no weights": (("twicing_shift", "boosted_shift"), 1.01),
+    }.items():
+        first, second = map(np.array, report.losses(*arms, "composition"))
+        assert found[key].p == pytest.approx(scipy.stats.ttest_rel(first - math.log(limit), second).pvalue)
+    ps = sorted(one.p for one in found.values())
+    assert min(one.corrected for one in found.values()) == pytest.approx(min(1, 4 * ps[0]))
+
+
+def test_a_claim_of_the_long_run_has_its_own_correction():
+    report, both = of_the_book(), ("boosted_shift", "boosted_input_shift", "composition")
+    adjusted = verdicts.corrected_p(report)
+    assert adjusted[both] == verdicts.composition(report)["composition"].corrected and both not in family(report)
+    assert verdict(report, both, adjusted) == "**held**" and verdict(report, both, planned_p(report)) == "*seen*"
+    assert ("boosted_shift", "wider_shift", "composition") not in adjusted, "its limit is not zero"
+
+
+MUTANTS_OF_E8 = {
+    "no correction": ("holm(list(ps.values()))", "list(ps.values())"),
+    "the wrong side": ("is_below == below", "is_below != below"),
+    "no limit": ("math.log1p(limit / 100)", "0.0"),
+    "a limit of the wrong sign": ("math.log1p(limit / 100)", "math.log1p(-limit / 100)"),
+    "runs that diverged": ("if has_interval(row) and not report.doubt(row, *arms, name):", "if row is not None:"),
+    "no wait": ('word = "not known yet"', 'word = "open"'),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_OF_E8)
+def test_a_wrong_rule_of_the_long_run_is_noticed(mutant, reports_of_e8):
+    old, new = MUTANTS_OF_E8[mutant]
+    source = inspect.getsource(verdicts.composition)
+    assert source.count(old) == 1
+    scope = dict(vars(verdicts))
+    exec(source.replace(old, new), scope)
+    noticed = 0
+    for outcome, report in reports_of_e8.items():
+        try:
+            found = [one.verdict.replace(" ", "-") for one in scope["composition"](report).values()]
+            noticed += found != OUTCOMES_OF_E8[outcome][1].split()
+        except (TypeError, ValueError):  # of a run without a loss
+            noticed += 1
+    assert noticed
+
+
 # ---- The rule of E5 ----
 
 

@@ -43,7 +43,7 @@ def test_a_rehearsed_run_is_packed_and_the_records_before_it_are_not(tmp_path):
     on_a_gpu.pack(tmp_path, {old, *(tmp_path / "work").rglob("*.json")}, tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "records.tar.gz") as archive:
         (name,) = archive.getnames()
-    assert name.startswith("18_perplexity/composition-sweep/standard_shift-lr0.008-seed0")
+    assert name.startswith("18_perplexity/composition-sweep/standard_shift-lr0.004-seed0")
 
 
 def test_where_there_is_no_gpu_nothing_is_run(tmp_path, monkeypatch):
