@@ -234,7 +234,7 @@ FIGURES = {
         ],
     ),
     "radar": (
-        "The letters of a word behind a start. Above each a bar, its attention weight in round 0; below each its label, "
+        "The letters of a word behind a start. Above each a bar, its attention weight in round 0; below it its label, "
         "the letter before it, and a bar, its weight in round 1. At the end the guess.",
         228,
         [
