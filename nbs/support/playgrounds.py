@@ -18,7 +18,8 @@ STYLE = """
 .play {max-width: 40rem; color: var(--pst-color-text-base, #222)}
 .play label {display: grid; grid-template-columns: 9.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
 .play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
-.play label:has(select) {grid-template-columns: 9.5rem 1fr}
+.play label:has(select, [type=text]) {grid-template-columns: 9.5rem 1fr}
+.play [type=text] {width: 9rem; font: inherit}
 .play input[type=range], .play select {width: 100%; min-width: 0}
 .play svg {width: 100%; height: auto; user-select: none}
 .play text {font: 15px sans-serif}
@@ -30,7 +31,7 @@ STYLE = """
 .play button:hover {border-color: var(--pst-color-link, #06c)}
 .play [data-drag] {stroke: transparent; stroke-width: 26px}
 @media (pointer: coarse), (max-width: 576px) {
-  .play :is(button, select, input[type=range]), .play label:has([type=checkbox]) {min-height: 44px}
+  .play :is(button, select, input[type=range], [type=text]), .play label:has([type=checkbox]) {min-height: 44px}
   .play [type=checkbox] {width: 24px; height: 24px}
 }
 @media (max-width: 576px) {
@@ -38,7 +39,7 @@ STYLE = """
   .play text {font-size: 20px}
   .play [data-drag] {r: 20.5px; stroke-width: 34px}
   .play label {grid-template-columns: 7.5rem 1fr 3.2rem}
-  .play label:has(select) {grid-template-columns: 5rem 1fr}
+  .play label:has(select, [type=text]) {grid-template-columns: 5rem 1fr}
 }
 """
 
@@ -88,7 +89,7 @@ def _choices() -> list[tuple]:
 
 
 # name: what a screen reader says of the picture, its height, and the inputs: name and label, then least, most, step and
-# start of a slider, whether a box is checked, or what there is to choose
+# start of a slider, whether a box is checked, a word and the most letters that it may have, or what there is to choose
 FIGURES = {
     "slope": (
         "Three tokens with values, what one round of averages returns, and what more rounds return.",
@@ -232,6 +233,16 @@ FIGURES = {
             ("token", "reading token", 1, 8, 1, 8),
         ],
     ),
+    "radar": (
+        "The letters of a word behind a start. Above each a bar, its attention weight in round 0; below it its label, "
+        "the letter before it, and a bar, its weight in round 1. At the end the guess.",
+        228,
+        [
+            ("word", "word", "radar", 8),
+            ("place", "asked at place", 1, 5, 1, 5),
+            ("mutant", "keys and values of round 1 read x", False),
+        ],
+    ),
     "hierarchical": (
         "Attention weights of 32 tokens in eight blocks of four, a bar each; those of the clue are orange.",
         210,
@@ -297,6 +308,13 @@ KEYS = {
         ("■", "first", "attention weight"),
         ("□", "data", "the reading token"),
         ("━", "own", "the token before, in a key"),
+    ],
+    "radar": [
+        ("■", "first", "round 0"),
+        ("■", "second", "round 1"),
+        ("□", "data", "where we ask"),
+        ("a", "own", "label, the letter before"),
+        ("→", "second", "guess"),
     ],
     "hierarchical": [("■", "first", "the clue"), ("■", "wrong", "other tokens")],
 }
@@ -531,6 +549,23 @@ STEPS = {
             "Nothing has followed this token yet, and the head has nothing to say.",
         ),
     ],
+    "radar": [
+        (
+            "two continuations",
+            {"word": "papaya", "place": 6},
+            "Two places are labelled a, so the guess is split between what stands there.",
+        ),
+        (
+            "a new letter",
+            {"word": "radio", "place": 5},
+            "No place is labelled o yet, so round 1 finds nothing.",
+        ),
+        (
+            "keys and values of x",
+            {"mutant": True},
+            "Round 0 does the same, but round 1 cannot see its labels.",
+        ),
+    ],
     "hierarchical": [
         (
             "a block, by its block",
@@ -661,6 +696,7 @@ DATA = {
     "collapse": _collapse,
     "slope": lambda: {"colour": colour_of("twicing")},
     "shift": lambda: {"colour": colour_of("boosted attention")},
+    "radar": lambda: {"colour": colour_of("gradient boosting")},
     "test_time": lambda: {"colour": colour_of("linear attention")},
     "sinkhorn": lambda: {"colour": colour_of("Sinkhorn")},
     "geometry": lambda: {"colour": colour_of("least squares")},
@@ -684,6 +720,10 @@ def _row(name, label, *slider) -> str:
             for i, one in enumerate(*slider)
         )
         return f'<label>{html.escape(label)}<select name="{name}">{choices}</select></label>'
+    if isinstance(slider[0], str):
+        word, most = slider
+        kind = 'type="text" autocapitalize="none" autocomplete="off" spellcheck="false"'
+        return f'<label>{html.escape(label)}<input {kind} name="{name}" maxlength="{most}" value="{word}"></label>'
     if len(slider) == 1:
         checked = " checked" if slider[0] else ""
         return f'<label><input type="checkbox" name="{name}"{checked}>{html.escape(label)}</label>'

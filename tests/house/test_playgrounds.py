@@ -19,6 +19,7 @@ from gbattn.hopfield import retrieve
 from gbattn.least_squares import hat_matrix
 from gbattn.particles import evolve, mean_overlap, overlap_drift, random_attention, simplex_tokens
 from gbattn.positions import TokenShift
+from gbattn.retrieval import encode, induction_layer
 from gbattn.signal import recursion
 from gbattn.sinkhorn import sinkhorn_weights
 from gbattn.smoothers import bias_variance, kernel_smoother
@@ -344,6 +345,36 @@ def test_the_weights_of_shifted_keys_are_the_librarys(compute, share, token):
     assert (compute("shift", share=share, token=token)["weights"] - scores.softmax(-1)).abs().max() < EXACT
 
 
+@pytest.mark.parametrize("mutant", [False, True])
+@pytest.mark.parametrize(("word", "place"), [("radar", 5), ("papaya", 6), ("Ab-Aba!", 2), ("abcdabcd", 8), ("z", 1)])
+def test_the_rounds_on_a_word_are_those_of_the_induction_layer(compute, word, place, mutant):
+    found = compute("radar", word=word, place=place, mutant=mutant)
+    layer = induction_layer(26, 8).double()
+    if mutant:
+        layer.kv_from = "input"
+    ids = torch.tensor([[ord(letter) - 97 for letter in word.lower() if letter.isalpha()]])
+    with torch.no_grad():
+        trace = layer.explain(encode(ids, 26, 8).double())
+    for name, each in zip(("first", "second"), trace.rounds, strict=True):
+        assert (found[name] - each.weights[0, 0, place]).abs().max() < EXACT, name
+    assert (found["output"] - trace.output[0, place, :26]).abs().max() < EXACT
+
+
+def test_a_typed_word_is_asked_at_its_last_letter_and_no_word_is_no_error(page):
+    root = page.locator("#play-radar")
+    word, place, told = root.locator("[name=word]"), root.locator("[name=place]"), root.locator("p")
+    for typed, most in (("barbara", "7"), ("", "1"), ("x", "1"), ("?ox!", "2")):
+        word.fill(typed)
+        assert (place.get_attribute("max"), place.input_value()) == (most, most)
+        assert told.inner_text().startswith(f"Place {most} holds" if typed else "Type a word")
+    word.fill("barbara")
+    place.fill("4")
+    word.fill("barb")
+    assert place.input_value() == "4" and "the guess is “a”" in told.inner_text()
+    root.locator("button").last.click()
+    assert (word.input_value(), place.input_value()) == ("radar", "5")
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_a_layer_of_random_heads_moves_tokens_as_the_library_does(compute, rounds):
     found = compute("particles", layer=7, size=10, rounds=rounds, seed=3)
@@ -366,10 +397,10 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     root = page.locator(f"#play-{name}")
     seen = lambda: (root.locator("svg").inner_html(), root.locator("p").inner_text())
     start = seen()
-    first = root.locator("input, select").first
+    first = root.locator("input:not([type=text]), select").first
     first.focus()
     for _ in range(3):
-        first.press("ArrowDown" if name == "pairs" else "ArrowRight")
+        first.press({"pairs": "ArrowDown", "radar": "ArrowLeft"}.get(name, "ArrowRight"))
     assert seen()[0] != start[0]
     root.locator("button").last.click()
     assert seen() == start
@@ -450,7 +481,7 @@ LETTERS = """svg => {
 def test_a_figure_can_be_read_and_touched_on_a_phone(phone, name):
     root = phone.locator(f"#play-{name}")
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
-    for touched in root.locator("button, select, input[type=range], label:has([type=checkbox])").all():
+    for touched in root.locator("button, select, input[type=range], [type=text], label:has([type=checkbox])").all():
         assert touched.bounding_box()["height"] >= 44
     for button in root.locator("button").all():
         button.tap()
@@ -566,6 +597,13 @@ LESSONS = {
     "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
     "half and half": lambda now, start: small(now["weights"][[1, 2, 7]] - now["weights"].max()),
     "shifted": lambda now, start: now["weights"][2] > 0.9 and (start["weights"][[1, 7]] - 0.49).abs().max() < 0.01,
+    "two continuations": lambda now, start: (
+        small(now["output"][[15, 24]] - 0.5) and small(now["second"][[3, 5]] - 0.5) and small(start["output"][0] - 1)
+    ),
+    "a new letter": lambda now, start: small(now["second"][0] - 1) and small(now["output"]),
+    "keys and values of x": lambda now, start: (
+        small(now["first"] - start["first"]) and small(start["second"][2] - 1) and small(now["second"][0] - 1)
+    ),
     "a new token": lambda now, start: small(now["weights"] - 1 / 6) and len(now["weights"]) == 6,
 }
 
@@ -574,7 +612,7 @@ LESSONS = {
 def test_the_lesson_of_a_button_holds(page, compute, name, step):
     words, _, lesson = step
     root = page.locator(f"#play-{name}")
-    inputs = "e => [e.name, e.type === 'checkbox' ? e.checked : +e.value]"
+    inputs = "e => [e.name, e.type === 'checkbox' ? e.checked : e.type === 'text' ? e.value : +e.value]"
     values = lambda: dict(root.locator("input, select").evaluate_all(f"all => all.map({inputs})"))
     start = compute(name, **values())
     root.get_by_role("button", name=words, exact=True).click()

@@ -458,47 +458,82 @@ def _():
     )
 
 
-def layers_and_inputs():
-    """A boosted layer of one head with random weights, the gate's among them, and
-    what it reads, twice."""
+def weights_and_inputs():
+    """Inputs, and the matrices of a layer of three rounds whose keys and values read
+    x, twice; see the function of chapter 8."""
     for seed in (0, 1):
         torch.manual_seed(seed)
-        layer = GradientBoostedAttention(
-            8, 1, kv_from="residual", dtype=torch.float64
-        )
-        torch.nn.init.normal_(layer.corrections[0].gate.weight)
-        yield torch.randn(2, 5, 8, dtype=torch.float64), layer
+        layer = three_rounds_of_input()
+        parts = dict(Q="query", K="key", V="value")
+        W = {"out": layer.out.weight.T}
+        for m, part in enumerate((layer, *layer.corrections)):
+            W |= {n + str(m): getattr(part, name).weight.T for n, name in parts.items()}
+        for m, part in enumerate(layer.corrections, start=1):
+            W |= {f"g{m}": part.gate.weight.T, f"b{m}": part.gate.bias}
+        W = {name: weight.detach() for name, weight in W.items()}
+        yield torch.randn(2, 5, 8, dtype=torch.float64), W, 2
 
 
-def two_rounds(sign=-1, root=True, gated=True):
-    """The answer of 08.4, and what goes wrong without one of its parts."""
+def three_rounds_of_input():
+    """A layer as in 08.4, with random weights, those of the gates among them."""
+    layer = GradientBoostedAttention(
+        8, 2, rounds=3, kv_from="input", bias=False, dtype=torch.float64
+    )
+    for part in layer.corrections:
+        torch.nn.init.normal_(part.gate.weight)
+    return layer
 
-    def boosted(x, layer):
-        def attend(part, r):
-            q, k, v = part.query(r), part.key(r), part.value(r)
-            scale = math.sqrt(q.shape[-1]) if root else 1
-            return (q @ k.mT / scale).softmax(-1) @ v
 
-        (second,) = layer.corrections
-        F = attend(layer, x)
-        c = attend(second, x + sign * F)
-        g = second.gate(torch.cat([F, c], -1)).sigmoid() if gated else 1
-        return layer.out(F + g * c).detach()
+def by_the_library(x, W, heads):
+    """The answer of 08.4, of the library's layer with the weights W."""
+    layer = three_rounds_of_input()
+    parts = dict(Q="query", K="key", V="value")
+    with torch.no_grad():
+        layer.out.weight.copy_(W["out"].T)
+        for m, part in enumerate((layer, *layer.corrections)):
+            for n, name in parts.items():
+                getattr(part, name).weight.copy_(W[n + str(m)].T)
+        for m, part in enumerate(layer.corrections, start=1):
+            part.gate.weight.copy_(W[f"g{m}"].T)
+            part.gate.bias.copy_(W[f"b{m}"])
+        return layer(x)
+
+
+def by_hand(keys_read_x=True, rounds=3, renewed=True, gated=True):
+    """What goes wrong in 08.4 without one of its parts."""
+
+    def boosted(x, W, heads):
+        def attention(m, *sources):
+            split = lambda z: z.unflatten(-1, (heads, -1)).transpose(1, 2)
+            q, k, v = (split(z @ W[n + m]) for n, z in zip("QKV", sources))
+            A = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+            return (A @ v).transpose(1, 2).flatten(2)
+
+        F = attention("0", x, x, x)
+        r = x - F
+        for m in "12"[: rounds - 1]:
+            r = x - F if renewed else r
+            source = x if keys_read_x else r
+            c = attention(m, r, source, source)
+            g = torch.cat([F, c], -1) @ W["g" + m] + W["b" + m]
+            F = F + (g.sigmoid() if gated else 1) * c
+        return F @ W["out"]
 
     return boosted
 
 
 @exercise(
     "08.4",
-    "what the layer gives for inputs (B, T, D)",
-    "That is the layer. All else in the library is heads, masks, caches and checks.",
-    on=lambda: list(layers_and_inputs()),
+    "what the layer gives for tokens (B, T, D), a dict of matrices and a number of heads",
+    'That is kv_from="input" with three rounds. All else in the library is masks, caches and checks.',
+    on=lambda: list(weights_and_inputs()),
 )
 def _():
-    yield two_rounds()
-    yield two_rounds(sign=1), "The second round reads what is missing, x − F."
-    yield two_rounds(root=False), "Divide the scores by the root of the width."
-    yield two_rounds(gated=False), "The gate is the sigmoid of its map of F and c."
+    yield by_the_library
+    yield by_hand(keys_read_x=False), "Keys and values of later rounds read x."
+    yield by_hand(rounds=2), "These are two rounds. A third one follows."
+    yield by_hand(renewed=False), "The third round has a residual of its own, x − F."
+    yield by_hand(gated=False), "The gate is the sigmoid of its map of F and c."
 
 
 # ---- 9 Retrieval ----

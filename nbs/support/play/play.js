@@ -2,19 +2,26 @@
 // A figure is {compute(values) -> numbers, draw(numbers, values) -> SVG, tell(numbers, values) -> text}.
 // It may have open(name, values) -> for each choice of a list whether it can be made; the first that can stands in for
 // one that cannot.
+// It may have most: by the name of a slider, values -> the largest value that it has now.
 // What carries data-drag="name" moves the input of that name; draw.value turns a height into a value.
 const play = (root, figure) => {
   const inputs = [...root.querySelectorAll("input, select")];
   const svg = root.querySelector("svg"), told = root.querySelector("p");
   let lesson = "";  // what a button of the figure says, until a reader moves something
   const values = () => Object.fromEntries(
-    inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : +e.value]));
+    inputs.map(e => [e.name, e.type === "checkbox" ? e.checked : e.type === "text" ? e.value : +e.value]));
   const show = () => {
     inputs.filter(e => e.options).forEach(e => {
       const open = figure.open?.(e.name, values());
       if (!open) return;
       [...e.options].forEach((option, i) => { option.disabled = !open[i]; });
       if (!open[e.value]) e.value = open.indexOf(true);
+    });
+    inputs.filter(e => figure.most?.[e.name]).forEach(e => {  // a slider at its end stays there when the end moves
+      const most = figure.most[e.name](values()), last = e.value === e.max;
+      if (most === +e.max) return;
+      e.max = most;
+      if (last) e.value = most;
     });
     const now = values(), numbers = figure.compute(now);
     svg.innerHTML = figure.draw(numbers, now);
