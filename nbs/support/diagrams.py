@@ -73,6 +73,73 @@ def diagram(
     plt.show()
 
 
+# What the layers of chapter 18 compute, from below: of the first row a block with its network, of the second the
+# attention alone. A box is its place, its text and, for a frame, its method.
+_X, _NET = (0, 8.6, "$x$"), "reference"
+_PLAIN = [(0, 11.3, "attention\n64", "softmax attention"), (0, 13.3, "network\n256", _NET)]
+_BLOCKS = {
+    "standard": (0, [_X, *_PLAIN]),
+    "shift": (2.9, [_X, (0, 9.75, "shift", _NET), *_PLAIN]),
+    "wider": (
+        6.1,
+        [
+            _X,
+            (0, 11.3, "   attention   \n72 or 80", "softmax attention"),
+            (0, 13.3, "    network    \n312", _NET),
+        ],
+    ),
+    "stack": (
+        9.3,
+        [
+            _X,
+            (0, 9.95, "attention\n64", "softmax attention"),
+            (0, 11.55, "network\n144", _NET),
+            (0, 13.15, "attention\n64", "softmax attention"),
+            (0, 14.75, "network\n144", _NET),
+        ],
+    ),
+}
+_ROUNDS = {  # what is left, and what the second attention makes of it and of x
+    "twicing": (0, "$V - F$", "", ""),
+    "boosted": (4, "$x - F$", "Q, K, V", ""),
+    "boosted, input": (8, "$x - F$", "Q", "K, V"),
+}
+
+
+def line_up() -> None:
+    """Draw the layers of chapter 18 side by side."""
+    boxes, arrows = {}, ["shift0 > shift2 -0.8"]
+    for title, (left, found) in _BLOCKS.items():
+        boxes[title] = left, 16, rf"$\bf{{{title}}}$"
+        names = [f"{title}{i}" for i in range(len(found))]
+        boxes |= {name: (left, *box[1:]) for name, box in zip(names, found)}
+        arrows += map(" > ".join, zip(names, names[1:]))
+    for title, (left, rest, reads, also) in _ROUNDS.items():
+        again, add = ("attention", "boosted attention"), r"$F + g \odot c$"
+        if title == "twicing":
+            again, add = ("same\nweights", "softmax attention"), "$F + c$"
+        found = {
+            "title": (0.7, 7, rf"$\bf{{{title}}}$".replace(" ", r"\ ")),
+            "x": (0.6, 0, "$x$"),
+            "first": (0, 1.3, "attention", "softmax attention"),
+            "F": (0, 2.7, "$F$"),
+            "rest": (1.5, 2.7, rest),
+            "second": (1.5, 4.8, *again),
+            "sum": (0.4, 6.2, add),
+        }
+        lines = "x first,first F,x rest,F rest,F sum,second sum"
+        for name, x, text in (("Q", 1.5, reads), ("K", 2.5, also)):
+            found |= {name: (x, 3.65, text)} if text else {}
+        lines += ",rest Q,Q second" if reads else ",rest second"
+        lines += ",x K,K second" if also else ""
+        of = title.replace(", ", "_")
+        boxes |= {of + name: (left + x, *box) for name, (x, *box) in found.items()}
+        for line in lines.split(","):
+            start, end = line.split()
+            arrows.append(f"{of}{start} > {of}{end}")
+    diagram(boxes, "\n".join(arrows), size=(5.5, 7))
+
+
 class Chapter(NamedTuple):
     """A chapter as the map of prerequisites has it: its page, its title, and the numbers of those that it needs."""
 

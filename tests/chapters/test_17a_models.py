@@ -1,12 +1,17 @@
-"""Chapter 17a: what its record says of three models adds up, and the shaded text shows what it is given."""
+"""Chapter 17a: what its record says of three models adds up, the shaded text shows what it is given, and the layers of
+chapter 18 are drawn with their widths."""
 
 import math
+import re
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
 
 from gbattn.conventions import load_records
+from gbattn.lab.catalogue import EXPERIMENTS
+from support.diagrams import line_up
 from support.figures import shaded_text
 
 
@@ -50,3 +55,19 @@ def test_a_token_is_green_where_the_loss_falls_and_orange_where_it_rises():
     assert "213, 94, 0, 0.50" in worse["style"] and "dotted" in worse["style"]
     with pytest.raises(ValueError, match="zip"):
         shaded_text(tokens, {"too few": gains[:2]}, "")
+
+
+def test_the_layers_are_drawn_with_the_widths_of_the_experiments(monkeypatch):
+    monkeypatch.setattr(plt, "show", lambda: None)
+    line_up()
+    texts = [text.get_text() for axes in plt.gcf().axes for text in axes.texts]
+    plt.close("all")
+    drawn = {
+        kind: {int(n) for t in texts if kind in t for n in re.findall(r"\d+", t)} for kind in ("attention", "network")
+    }
+    arms = {"mini": ("standard", "wider", "wider_flops"), "shift-stack": ("stack",), "shift": ("standard_shift",)}
+    models = [
+        EXPERIMENTS[name].model_of(arm) for name, of in arms.items() for arm in EXPERIMENTS[name].arms if arm.name in of
+    ]
+    assert drawn["attention"] == {model.d_model for model in models}
+    assert drawn["network"] == {model.d_ffn or 4 * model.d_model for model in models}
