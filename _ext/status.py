@@ -3,7 +3,8 @@
 Three tables: each page with the time that its notebook took and the verdicts that it
 shows; the claims that did not hold, or are open, or wait for runs, each as a sentence of
 nbs/support/claims.toml that links to its section; and the experiments of the catalogue
-whose runs are not all in.  The pages are read as Sphinx has stored them.
+whose runs are not all in.  The first two begin with the pages of the short route.  The
+pages are read as Sphinx has stored them.
 
 A verdict is what `gbattn.conventions.put_to_test` prints, a badge, or a word in a table
 that chapter 18 makes.
@@ -25,6 +26,7 @@ from pathlib import Path
 from claim_boxes import capital
 from docutils import nodes
 from myst_nb.sphinx_ import NbMetadataCollector
+from short_route import ROUTE
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 
@@ -33,6 +35,7 @@ HEADS = ("held", "did not hold (in a box)", "open (in a box)", *VERDICTS[3:])
 PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(" + "|".join(VERDICTS[:4]) + ")$", re.M | re.S)
 WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
 WORD = re.compile(r"(held|did not hold|open|seen)( after Holm|, not planned)?")
+GROUPS = ("The short route", "Chapters of the library", "Companion: one paper a chapter", "Appendices and reference")
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "transformers")
 
 
@@ -103,11 +106,25 @@ def machine():
     )
 
 
-def table(head, rows):
-    """A table in HTML, of cells that are HTML."""
+def group_of(docname):
+    """The group of a page, one of `GROUPS`."""
+    name = docname.rpartition("/")[2]
+    if name in (*ROUTE, "index"):
+        return GROUPS[0]
+    number = re.match(r"(\d+)[a-z]?_", name)
+    if number is None:
+        return GROUPS[3]
+    return GROUPS[2] if 22 <= int(number[1]) <= 29 else GROUPS[1]
+
+
+def table(head, groups):
+    """A table in HTML, of rows of cells that are HTML, by the titles of their groups; none has the title ""."""
     row = lambda kind, cells: "<tr>" + "".join(f"<{kind}>{one}</{kind}>" for one in cells) + "</tr>"
-    body = "".join(row("td", cells) for cells in rows)
-    inside = f'<table class="table"><thead>{row("th", head)}</thead><tbody>{body}</tbody></table>'
+    body = ""
+    for title, rows in groups.items():
+        above = f'<tr><th colspan="{len(head)}" scope="rowgroup">{title}</th></tr>' if title and rows else ""
+        body += f"<tbody>{above}{''.join(row('td', cells) for cells in rows)}</tbody>"
+    inside = f'<table class="table"><thead>{row("th", head)}</thead>{body}</table>'
     return f'<div class="pst-scrollable-table-container">{inside}</div>'
 
 
@@ -120,7 +137,7 @@ class WriteStatus(SphinxPostTransform):
 
     def tables(self):
         env, here = self.env, self.env.docname
-        pages, claims, words = [], [], sentences()
+        pages, claims, words = {group: [] for group in GROUPS}, {group: [] for group in GROUPS}, sentences()
         for there in env.collect_relations():
             document, ran = env.get_doctree(there), NbMetadataCollector.get_exec_data(env, there)
             found, tested = verdicts_in(document), claims_in(document)
@@ -132,12 +149,13 @@ class WriteStatus(SphinxPostTransform):
             address = self.app.builder.get_relative_uri(here, there)
             link = f'<a href="{address}">{escape(title)}</a>'
             seconds = f"{ran['runtime']:.0f}" if ran and ran["runtime"] else ""
-            pages.append([link, seconds, *(counted(v, found[v], boxes[v]) for v in VERDICTS)])
+            pages[group_of(there)].append([link, seconds, *(counted(v, found[v], boxes[v]) for v in VERDICTS)])
             for claim, verdict, place in tested:
                 if verdict not in ("held", "proved, checked"):
                     anchor = f"#{place['ids'][0]}" if place else ""
                     inside = f'<a href="{address}{anchor}">{escape(words.get(claim, capital(claim)))}</a>'
-                    claims.append([inside, verdict, number or escape(env.titles[there].astext())])
+                    chapter = number or escape(env.titles[there].astext())
+                    claims[group_of(there)].append([inside, verdict, chapter])
         sys.path.append(str(Path(self.app.srcdir) / "nbs"))
         from support.reports import Report
 
@@ -147,7 +165,7 @@ class WriteStatus(SphinxPostTransform):
             "Claims that did not hold or are open, where a page puts them to the test",
             table(["claim", "verdict", "chapter"], claims),
         )
-        yield from self.titled("Runs that are missing", table(["experiment", "question", "in", "of"], runs))
+        yield from self.titled("Runs that are missing", table(["experiment", "question", "in", "of"], {"": runs}))
 
     @staticmethod
     def titled(title, html):

@@ -273,7 +273,6 @@ def line_search(
     return _best_step(loss, y, F, h, weights)
 
 # %% ../nbs/05_boosting.ipynb #8765edc9
-#| code-fold: true
 # What a loss must be, and what a line search takes
 def _is_loss(loss: object) -> bool:
     return hasattr(loss, "negative_gradient") and not isinstance(loss, type)
@@ -347,7 +346,6 @@ def _boost(machine, X, y, loss, w, stratify=None):
     return machine
 
 # %% ../nbs/05_boosting.ipynb #c3afa16c
-#| code-fold: true
 # The predictions of a base learner, and what the options of a machine must be
 def _predictions(learner, X: np.ndarray) -> torch.Tensor:
     """The predictions of a base learner, one number per row."""
@@ -422,7 +420,6 @@ def _search(machine, loss, learner, X, y, F, rows, of):
     return 1.0
 
 # %% ../nbs/05_boosting.ipynb #b05c1a7e
-#| code-fold: true
 # The loss of the rows held out, and the estimates of new rows after each round
 class _Watch:
     """The mean loss of the rows held out, after each round."""
@@ -600,7 +597,6 @@ class _Classifier(ClassifierOptions):
             yield self.classes_[(F > 0).astype(int)]
 
 # %% ../nbs/05_boosting.ipynb #3278bf7a
-#| code-fold: true
 # The classes themselves, made on first use, so that the module loads without scikit-learn
 def _estimators() -> dict[str, type]:
     """Define the estimators on first use: the module does not load scikit-learn."""

@@ -93,7 +93,7 @@ def _choices() -> list[tuple]:
 FIGURES = {
     "slope": (
         "Three tokens with values, what one round of averages returns, and what more rounds return.",
-        240,
+        252,
         [
             ("a", "token 1", -0.5, 2.5, 0.05, 0),
             ("b", "token 2", -0.5, 2.5, 0.05, 1),
@@ -111,6 +111,7 @@ FIGURES = {
             for i, start in enumerate((2, 3, 5), 1)
         ]
         + [
+            ("ridge", "ridge λ", 0, 18, 0.5, 0),
             (
                 "averages",
                 "Gaussian averages of bandwidth 1 instead of least squares",
@@ -264,17 +265,17 @@ KEYS = {
         ("━", "own", "least squares"),
         ("━", "first", "averages"),
         ("■", "wrong", "residual: in"),
-        ("■", "own", "the second look: out"),
+        ("■", "own", "the second look: out, in the colour of the fit"),
     ],
     "smooth": [
-        ("●", "data", "noisy values"),
+        ("●", "pale", "noisy values"),
         ("┅", "data", "truth"),
         ("━", "second", "estimate, and risk of its rounds"),
         ("━", "first", "risk of one round"),
         ("●", "second", "risk now"),
     ],
     "boost": [
-        ("●", "data", "noisy values"),
+        ("●", "pale", "noisy values"),
         ("┅", "data", "truth"),
         ("━", "second", "estimate"),
         ("━", "first", "risk"),
@@ -343,6 +344,11 @@ STEPS = {
             "an outlier",
             {"y3": -2},
             "The line turns, and the second round still adds nothing: what is left is at right angles to every line.",
+        ),
+        (
+            "a ridge",
+            {"ridge": 9},
+            "A ridge as large as the sum of squares, 9, halves the fit. The second round adds half as much again.",
         ),
         (
             "averages",
@@ -745,7 +751,7 @@ def play(name: str) -> HTML:
     told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
     colours = told | {"own": told.get("data", {}).get("colour"), "data": "inherit"}
     key = "".join(
-        f'<span><b style="color: {colours.get(colour, "inherit")}; opacity: {0.6 if mark + colour == "●data" else 1}">'
+        f'<span><b style="color: {colours.get(colour, "inherit")}; opacity: {0.6 if colour == "pale" else 1}">'
         f"{mark}</b> {words}</span>"
         for mark, colour, words in KEYS.get(name, ())
     )

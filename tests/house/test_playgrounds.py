@@ -79,14 +79,14 @@ def test_the_rounds_on_three_tokens_are_the_librarys(compute, rounds):
     assert abs(found["missed"][-1] - (y - found["F"]).abs().max()) < EXACT
 
 
-@pytest.mark.parametrize("averages", [False, True])
-def test_the_line_and_its_second_round_are_the_librarys(compute, averages):
+@pytest.mark.parametrize(("averages", "ridge"), [(False, 0.0), (False, 4.5), (True, 0.0)])
+def test_the_line_and_its_second_round_are_the_librarys(compute, averages, ridge):
     x, y = torch.tensor([[1.0], [2.0], [2.0]], dtype=torch.float64), torch.tensor([-1, 2.5, 0.5], dtype=torch.float64)
-    S = kernel_smoother(x, 1.0) if averages else hat_matrix(x)
-    found = compute("fit", averages=averages, **{f"y{i}": float(t) for i, t in enumerate(y, 1)})
+    S = kernel_smoother(x, 1.0) if averages else hat_matrix(x, ridge=ridge)
+    found = compute("fit", averages=averages, ridge=ridge, **{f"y{i}": float(t) for i, t in enumerate(y, 1)})
     assert (found["F"] - S @ y).abs().max() < EXACT
     assert (found["second"] - S @ (y - S @ y)).abs().max() < EXACT
-    assert (found["second"].abs().max() > 0.1) == averages
+    assert (found["second"].abs().max() > 0.1) == (averages or ridge > 0)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7])
@@ -551,6 +551,7 @@ LESSONS = {
     "wider averages": lambda now, start: now["F"].max() - now["F"].min() < 0.5,
     "20 rounds": lambda now, start: small(now["F"] - now["y"]),
     "an outlier": lambda now, start: small(now["second"]) and now["F"][0] < start["F"][0],
+    "a ridge": lambda now, start: small(now["F"] - start["F"] / 2) and small(now["second"] - now["F"] / 2),
     "averages": lambda now, start: now["second"].abs().max() > 0.05,
     "too wide": lambda now, start: now["bias"] > 5 * now["noise"],
     "and a second round": lambda now, start: now["bias"] < 0.0569 / 2 and now["noise"] < 0.0086 + 0.0569 / 2,

@@ -86,12 +86,21 @@ def built():
 
 
 def rows(table):
-    return [[cell.get_text() for cell in row.find_all("td")] for row in table.select("tbody tr")]
+    return [[cell.get_text() for cell in row.find_all("td")] for row in table.select("tbody tr:has(td)")]
+
+
+def test_the_route_comes_first_and_each_page_has_its_group():
+    names = ("index", "nbs/18_perplexity", "nbs/06a_positions", "nbs/30_pretrained", "nbs/22_test_time", "nbs/notation")
+    places = [status.GROUPS.index(status.group_of(name)) for name in names]
+    assert places == [0, 0, 1, 1, 2, 3]
+    shown = status.table(["page", "held"], {"The short route": [["a", "1"]], "More": [], "": [["b", "2"]]})
+    assert shown.count("<th colspan") == 1 and '<th colspan="2" scope="rowgroup">The short route</th>' in shown
+    assert shown.index("<td>a</td>") < shown.index("<td>b</td>")
 
 
 def test_the_built_page_has_each_notebook_and_each_verdict_that_it_prints(built):
     found = built.find("table")
-    links = [row.find("a")["href"] for row in found.select("tbody tr")]
+    links = [row.find("a")["href"] for row in found.select("tbody tr:has(td)")]
     site = pages.built_site()
     notebooks = {f"{path.stem}.html" for path in (site.parents[1] / "nbs").glob("*.ipynb")}
     assert notebooks <= {*links} and all(row[1].isdigit() for row, to in zip(rows(found), links) if to in notebooks)
@@ -105,7 +114,8 @@ def test_the_built_page_has_each_notebook_and_each_verdict_that_it_prints(built)
 def test_the_built_page_names_the_claims_that_did_not_hold_and_the_runs_that_are_missing(built):
     _, claims, runs = built.find_all("table")
     assert {verdict for _, verdict, _ in rows(claims)} <= {"did not hold", "open", "not known yet"} and rows(claims)
-    assert all("#" in row.find("a")["href"] for row in claims.select("tbody tr"))
+    assert all("#" in row.find("a")["href"] for row in claims.select("tbody tr:has(td)"))
+    assert [head.get_text() for head in built.find("table").select("tbody th")] == [*status.GROUPS]
     assert all(int(done) < int(planned) for *_, done, planned in rows(runs))
     assert "torch" in built.get_text() and "cores of" in built.get_text()
 

@@ -1,12 +1,14 @@
 // Chapter 1: the line through the origin and three points; below it, a pair of bars for each point: what is left goes
-// in, and what a second round makes of it comes out.
+// in, and what a second round makes of it comes out. A ridge is added to xᵀx = 9.
 (given => {
   const x = [1, 2, 2], across = t => 60 + 215 * t, down = y => 190 - 30 * y;
-  const H = x.map(a => x.map(b => a * b / 9));  // the hat matrix of the column x
+  const hat = ridge => x.map(a => x.map(b => a * b / (9 + ridge)));  // the hat matrix of the column x
   const names = x.map((_, i) => `y${i + 1}`);
+  const tick = (value, y, opacity = 0.12) => text(40, y + 5, round(value, 0), "end")
+    + line(46, y, 580, y, "currentColor", 1, `opacity="${opacity}"`);
   return {
     compute: v => {
-      const y = names.map(n => v[n]), S = v.averages ? smoother(x, 1, false) : H;
+      const y = names.map(n => v[n]), S = v.averages ? smoother(x, 1, false) : hat(v.ridge);
       const F = times(S, y), r = y.map((t, i) => t - F[i]);
       return {y, F, r, second: times(S, r)};
     },
@@ -16,14 +18,15 @@
       const ends = v.averages ? [] : [0, 1, 2.4];  // the line goes on; averages are known at the points alone
       const curve = (values, ...more) => path(
         ends.length ? ends.map(t => [across(t), down(t * values[0])]) : [[across(1), down(values[0])], [across(2), down(values[1])]], ...more);
-      let out = line(20, down(0), 580, down(0), "currentColor", 1, 'opacity=".3"');
+      let out = tick(-2, down(-2)) + [2, 4, 6].map(t => tick(t, down(t))).join("") + tick(0, down(0), 0.3)
+        + [1, 2].map(t => text(across(t), down(0) + 20, t, "middle")).join("") + text(580, down(0) - 8, "x", "end") + text(72, 20, "y")
+        + [-4, 4].map(t => tick(t, zero - 12 * t)).join("") + tick(0, zero, 0.3);
       x.forEach((t, i) => { out += line(across(t), down(y[i]), across(t), down(F[i]), given.wrong, 2, 'stroke-dasharray="4 3"'); });
       out += curve(F, colour);
       const bar = (at, value, fill) => {
         const long = 12 * Math.abs(value);
         return `<path d="M${at} ${zero}v${value < 0 ? long : -long}h34v${value < 0 ? -long : long}z" fill="${fill}"/>`;
       };
-      out += line(20, zero, 580, zero, "currentColor", 1, 'opacity=".3"');
       x.forEach((_, i) => {
         const left = 50 + 190 * i;
         out += bar(left, r[i], given.wrong) + bar(left + 38, second[i], colour);

@@ -18,6 +18,9 @@
       const P = p => [across(p[0]), down(p[1])], [x, ...rest] = X.map(P), f = P(F), out = P(output);
       let shown = rest.map((p, j) => line(...x, ...p, given.first, 12 * A[j + 1], 'opacity=".5" stroke-linecap="round"')).join("");
       shown += rest.map(p => circle(...p, 6, "currentColor", 'opacity=".6"')).join("");
+      shown += [-1, 0, 1].map(t => line(across(t), 5, across(t), 408, "currentColor", 1, 'opacity=".12"')
+        + line(46, down(t), 554, down(t), "currentColor", 1, 'opacity=".12"')
+        + text(across(t), 426, round(t, 0), "middle") + text(40, down(t) + 5, round(t, 0), "end")).join("");
       shown += [x, ...rest].map((p, j) => circle(...p, 10 + 18 * Math.sqrt(B[j]), "none", `stroke="${given.second}" stroke-width="3" opacity="${B[j] > 0.02 ? 1 : 0}"`)).join("");
       const kept = P(F.map(t => (v.sign ? -t : t)));  // what the output projection makes of F
       shown += line(...kept, ...x, given.wrong, 2.5, 'stroke-dasharray="6 4"') + line(...kept, ...out, given.second, 5);

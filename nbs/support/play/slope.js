@@ -14,7 +14,9 @@
       return {y, one: fits[0], F, missed};
     },
     at: (_, height) => Math.max(-0.5, Math.min(2.5, (185 - height) / 70)),
-    draw: ({y, one, F}) => line(60, down(0), 540, down(0), "currentColor", 1, 'opacity=".3"')
+    draw: ({y, one, F}) => [0, 1, 2].map(t => text(54, down(t) + 5, t, "end")
+        + line(60, down(t), 540, down(t), "currentColor", 1, `opacity="${t ? 0.12 : 0.3}"`)).join("")
+      + text(66, 20, "value") + x.map(t => text(across(t), 247, `token ${t + 1}`, "middle")).join("")
       + path(y.map((t, i) => [across(i), down(t)]), given.wrong, 2, 'stroke-dasharray="3 4"')
       + path(one.map((t, i) => [across(i), down(t)]), given.first, 3)
       + path(F.map((t, i) => [across(i), down(t)]), given.data.colour, 3)
