@@ -562,7 +562,9 @@ def test_a_claim_of_the_long_run_has_its_own_correction():
     report, both = of_the_book(), ("boosted_shift", "boosted_input_shift", "composition")
     adjusted = verdicts.corrected_p(report)
     assert adjusted[both] == verdicts.composition(report)["composition"].corrected and both not in family(report)
-    assert verdict(report, both, adjusted) == "**held**" and verdict(report, both, planned_p(report)) == "*seen*"
+    assert (
+        verdict(report, both, adjusted) == "**held** of four" and verdict(report, both, planned_p(report)) == "*seen*"
+    )
     assert ("boosted_shift", "wider_shift", "composition") not in adjusted, "its limit is not zero"
 
 
@@ -761,7 +763,7 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     ("old", "new"),
     [
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
-        ('return f"**{word}**"', 'return "**held**"'),
+        ('f"**{word}**{own}"', '"**held**"'),
         ('"open, not planned" if word == "open" else "*seen*"', "word"),
         ('"open, not planned" if word == "open" else "*seen*"', '"*seen*"'),
         ("if report.doubt(row, *of):", "if False:"),

@@ -102,6 +102,7 @@ def test_a_site_in_order_breaks_no_law(site, law):
         (pages.pages_say_how_they_are_cited, '<p class="cite-page">', "<p>", "does not say how it is cited"),
         (pages.pages_say_how_they_are_cited, "First. ", "First?. ", "two marks at the end of its title"),
         (pages.no_return_value_of_a_drawing_shows, "<pre>", "<pre>Text(0, 1, 'y')</pre><pre>", "Text(0, 1, 'y')"),
+        (pages.no_warning_of_the_machine_shows, "<pre>", "<pre>/x/site-packages/a.py:21: Warning: b</pre><pre>", ": b"),
         (pages.folds_have_names, "Show y", "Show x", "2 folds are called 'Show x'"),
         (pages.folds_have_names, "<summary>Show y", "<summary aria-label='Toggle'>Show y", "calls a fold 'Toggle'"),
     ],

@@ -293,6 +293,16 @@ def no_return_value_of_a_drawing_shows(site):
     ]
 
 
+def no_warning_of_the_machine_shows(site):
+    """What a package warns of says where the book was built, and nothing of the book."""
+    return [
+        f"{name} shows the warning {block.get_text().strip()[-60:]!r}: filter it in the page's first cell."
+        for name, path in authored(site).items()
+        for block in article(soup(path)).find_all("pre")
+        if "site-packages" in block.get_text()
+    ]
+
+
 MEGABYTES, KILOBYTES = 16, 200  # of the site, and of a page that a server compresses
 
 
@@ -333,5 +343,6 @@ LAWS = [
     pages_say_how_they_are_cited,
     folds_have_names,
     no_return_value_of_a_drawing_shows,
+    no_warning_of_the_machine_shows,
     the_site_is_light,
 ]
