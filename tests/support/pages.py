@@ -293,13 +293,16 @@ def no_return_value_of_a_drawing_shows(site):
     ]
 
 
+WARNED = re.compile(r"site-packages\S+:\d+: \w*Warning")
+
+
 def no_warning_of_the_machine_shows(site):
     """What a package warns of says where the book was built, and nothing of the book."""
     return [
         f"{name} shows the warning {block.get_text().strip()[-60:]!r}: filter it in the page's first cell."
         for name, path in authored(site).items()
         for block in article(soup(path)).find_all("pre")
-        if "site-packages" in block.get_text()
+        if WARNED.search(block.get_text())
     ]
 
 
