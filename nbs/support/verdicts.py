@@ -250,12 +250,12 @@ def planned_p(report: Report) -> dict[tuple[str, ...], float]:
 def corrected_p(report: Report) -> dict[tuple[str, ...], float]:
     """Return the corrected p of every planned claim that one of two arms is ahead: those
     of the `family`, and those of E8, which has its own."""
-    of_e8 = {
-        (*claim.arms, "composition"): composition(report)[key].corrected
-        for key, claim in COMPOSITION.items()
-        if claim.limit == 0
+    own = {
+        (*COMPOSITION[key].arms, "composition"): judged.corrected
+        for key, judged in composition(report).items()
+        if COMPOSITION[key].limit == 0
     }
-    return planned_p(report) | of_e8
+    return planned_p(report) | own
 
 
 class Claim(NamedTuple):

@@ -283,14 +283,16 @@ def folds_have_names(site):
 RETURNED = re.compile(r"\[?(<matplotlib|<Figure|<\w+ at 0x|(Text|Line2D)\()")
 
 
+def _blocks(site):
+    """The name of a page and the text of a block of code or output, for each block."""
+    pages = authored(site).items()
+    return [(name, block.get_text().strip()) for name, path in pages for block in article(soup(path)).find_all("pre")]
+
+
 def no_return_value_of_a_drawing_shows(site):
     """A cell that draws ends with a semicolon, or matplotlib's object stands beside its figure."""
-    return [
-        f"{name} shows {block.get_text().strip()[:40]!r}: end that cell with a semicolon."
-        for name, path in authored(site).items()
-        for block in article(soup(path)).find_all("pre")
-        if RETURNED.match(block.get_text().strip())
-    ]
+    found = [(name, text) for name, text in _blocks(site) if RETURNED.match(text)]
+    return [f"{name} shows {text[:40]!r}: end that cell with a semicolon." for name, text in found]
 
 
 WARNED = re.compile(r"site-packages\S+:\d+: \w*Warning")
@@ -298,12 +300,8 @@ WARNED = re.compile(r"site-packages\S+:\d+: \w*Warning")
 
 def no_warning_of_the_machine_shows(site):
     """What a package warns of says where the book was built, and nothing of the book."""
-    return [
-        f"{name} shows the warning {block.get_text().strip()[-60:]!r}: filter it in the page's first cell."
-        for name, path in authored(site).items()
-        for block in article(soup(path)).find_all("pre")
-        if WARNED.search(block.get_text())
-    ]
+    found = [(name, text) for name, text in _blocks(site) if WARNED.search(text)]
+    return [f"{name} shows the warning {text[-60:]!r}: filter it in the page's first cell." for name, text in found]
 
 
 MEGABYTES, KILOBYTES = 16, 200  # of the site, and of a page that a server compresses
