@@ -108,11 +108,19 @@ class AbsoluteError(Loss):
     def leaf(self, y, F, weights=None):  # of two middle residuals the lower
         return _medians(y - F, weights)[0]
 
-# %% ../nbs/05_boosting.ipynb #282cc7d7
+# %% ../nbs/05_boosting.ipynb #143d3426
 #| code-fold: true
-# The options of Huber's loss, its start, and the constant of a leaf
-class _HuberOptions(Loss):
-    """The options of `Huber`, which says what they are; its constants."""
+# Huber's loss
+class Huber(Loss):
+    """Squared up to δ, linear beyond.
+
+    Parameters
+    ----------
+    alpha : float
+        Before each round δ is set to this quantile of ``|y − F|``, between 0 and 1.
+    delta : float
+        δ of the first round, or if the loss is used alone.
+    """
 
     def __init__(self, alpha: float = 0.9, delta: float = math.inf):
         check(delta=(delta, _WIDTH), alpha=(alpha, _BETWEEN))
@@ -124,18 +132,6 @@ class _HuberOptions(Loss):
         median = AbsoluteError().leaf(y, F, weights)
         step = (y - F - median).clamp(-self.delta, self.delta)
         return median + _mean(step, weights)
-
-# %% ../nbs/05_boosting.ipynb #143d3426
-class Huber(_HuberOptions):
-    """Squared up to δ, linear beyond.
-
-    Parameters
-    ----------
-    alpha : float
-        Before each round δ is set to this quantile of ``|y − F|``, between 0 and 1.
-    delta : float
-        δ of the first round, or if the loss is used alone.
-    """
 
     def at(self, y, F, weights=None):
         loss = copy.copy(self)  # of a subclass, with all its attributes
@@ -222,6 +218,8 @@ class LogLoss(Loss):
         require(mixed, "y", f"targets from {low:g} to {high:g}", want)
 
 # %% ../nbs/05_boosting.ipynb #7eae6d2a
+#| code-fold: true
+# Where the loss stops falling along h
 def _best_step(loss, y, F, h, weights):
     """Return the step at which the loss stops falling along h, by bisection."""
     weighted = h if weights is None else weights * h
