@@ -43,6 +43,8 @@ from gbattn.layers import (
 from .positions import TokenShift
 
 # %% ../nbs/08_boosted.ipynb #c3a81f57
+#| code-fold: true
+# One round: F ← F + g ⊙ S(r)
 def residual_round(
     correction: "Correction",
     x: torch.Tensor,
@@ -81,6 +83,8 @@ def residual_round(
     return Round(weights=A, residual=r, correction=c, gate=g, estimate=F)
 
 # %% ../nbs/08_boosted.ipynb #f48ade90
+#| code-fold: true
+# The linear map of a gate
 class Gate(nn.Linear):
     """The linear map of a gate, from F ‖ c (B, T, 2D) to (B, T, n_gates): a
     ``torch.nn.Linear`` that starts at zero.
@@ -104,6 +108,8 @@ class Gate(nn.Linear):
         nn.init.zeros_(self.bias)
 
 # %% ../nbs/08_boosted.ipynb #5add9a7e
+#| code-fold: true
+# The one line, for each kind of gate
 def add_gated(F, g, c):
     """Return F + g ⊙ c; each of n numbers of g shrinks D/n features of c."""
     if g is None:
@@ -214,6 +220,8 @@ class CorrectionProjections(CorrectionWeights):
         return q, self.key(key_source), self.value(value_source)
 
 # %% ../nbs/08_boosted.ipynb #3495fd7d
+#| code-fold: true
+# What a later round reads, and its gate
 class Correction(CorrectionProjections):
     """The weights of one correction: r = x − F; c = Attn(r); g = sigmoid(W
     [F ‖ c] + b); F + g ⊙ c.
@@ -410,6 +418,8 @@ class BoostedStart(BoostedWeights):
         return boosted.train(layer.training)
 
 # %% ../nbs/08_boosted.ipynb #6448debe
+#| code-fold: true
+# The layer: round 0, and a round for each correction
 @register("boosted")
 class GradientBoostedAttention(BoostedStart):
     """Gradient-boosted attention: each round, an attention with its own

@@ -108,7 +108,6 @@ class AttentionCall(NamedTuple):
         return found | dict(positions=self.positions, cache=self.cache)
 
 # %% ../nbs/06c_layers.ipynb #7c1e0a04
-#| code-fold: true
 class AttentionInputs(NamedTuple):
     """A checked call, shared by the rounds of one pass.
 
@@ -237,7 +236,6 @@ class _Outputs(_PreparedCalls):
         return output
 
 # %% ../nbs/06c_layers.ipynb #4237ad07
-#| code-fold: true
 class AttentionLayer(_Outputs):
     """A pass: `prepare_inputs`, the layer's ``estimate``, `project_output`."""
 
@@ -314,7 +312,6 @@ class AttentionLayer(_Outputs):
         return Trace(output, inputs.rounds)
 
 # %% ../nbs/06c_layers.ipynb #4e8e65fd
-#| code-fold: true
 def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
     """Return what linear maps make of x (B, T, D), by one matrix product.
 
@@ -461,7 +458,6 @@ class _Stored(_Weights):
         return kind(*sizes, dtype=dtype, device=device)
 
 # %% ../nbs/06c_layers.ipynb #5b0d7b61
-#| code-fold: true
 def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
     """Whether the mask lets each token be mixed with the one before it, (S,) or (B, S)."""
     mask, cache = inputs.mask, inputs.cache
@@ -482,8 +478,7 @@ def _mixed(shifts: nn.Module, inputs: AttentionInputs, k, v, suffix: str) -> tup
         if cache is not None:
             new = z[:, None, -1:].to(cache.buffers[stored].dtype)  # (B, 1, 1, G·K)
             last = cache.replace(stored, new)[:, 0].to(z.dtype)
-        # Per-sample gradients, as opacus computes them, know one tensor: it must not
-        # go on where there are more.
+        # Per-sample gradients, as opacus has them, know one tensor: no more than it.
         inner = (z,) if last is None and joined is None else (z, last, joined)
         mixed.append(getattr(shifts, f"{name}_shift")(*inner))
     return tuple(mixed)
@@ -542,7 +537,6 @@ class _HeadParts(_Stored):
         return k, v
 
 # %% ../nbs/06c_layers.ipynb #1f2313d8
-#| code-fold: true
 class AttentionHeads(_HeadParts):
     """What an ``estimate`` makes of the weights of a layer: heads."""
 
