@@ -38,6 +38,19 @@ def quote_all(record: Record, format: str = "", **formats: str) -> None:
         quote(record, key)
 
 
+def step_times() -> Record:
+    """Return how long a training step takes with the shift, and with a second round, over
+    one of standard attention: a small model, two cores, single precision."""
+    found = {
+        r.settings["method"]: f"{r.measured['over_standard']:.2f}"
+        for r in load_records("benchmark-training-step")
+        if (r.settings["device"], r.settings["shape"]) == ("cpu", "small")
+        if r.settings["precision"] == "no" and "over_standard" in r.measured
+    }
+    both = {"shift": found["standard shift"], "boosted": found["boosted residual"]}
+    return Record("step", {}, both)
+
+
 def published(text: str) -> Record:
     """Return what the paper reports of a text, ``"wikitext"`` or ``"openwebtext"``."""
     name = f"sargolzaei2026-{text}"

@@ -30,7 +30,7 @@ def code_with(mark):
     return code
 
 
-SETUP, FINDINGS, LAYER = (code_with(mark) for mark in ("figure_style()", "rows = {", "layer ="))
+SETUP, FINDINGS, LAYER = (code_with(mark) for mark in ("figure_style()", "rows = {", "boosted = "))
 
 
 # ---- The same words in both places ----
@@ -41,10 +41,10 @@ def test_both_begin_with_the_same_question():
     assert titles == {"# Attention is regression. What happens if you fit the residual?"}
 
 
-def test_the_five_lines_run_and_are_the_same_in_both():
+def test_the_six_lines_run_and_are_the_same_in_both():
     (in_readme,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert ast.dump(ast.parse(in_readme)) == ast.dump(ast.parse(LAYER))
-    assert len(ast.parse(in_readme).body) == 5
+    assert len(ast.parse(in_readme).body) == 6
     names = {}
     before = torch.get_default_dtype()
     try:
@@ -52,8 +52,9 @@ def test_the_five_lines_run_and_are_the_same_in_both():
         exec(in_readme, names)
     finally:
         torch.set_default_dtype(before)
-    assert names["y"].shape == names["x"].shape == (8, 128, 256)
-    assert len(names["layer"].explain(names["x"]).rounds) == 2
+    assert names["y"].shape == names["z"].shape == names["x"].shape == (8, 128, 256)
+    assert names["shifted"].key_shift is not None
+    assert len(names["boosted"].explain(names["x"]).rounds) == 2
 
 
 IN_BOOK = re.compile(r"^\{bdg-\w+\}`(?P<verdict>[a-z ]+)` \*\*(?P<claim>[^*]+)\*\*(?P<rest>.*)$", re.M)
