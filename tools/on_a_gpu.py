@@ -39,7 +39,16 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "composition": (("composition-sweep", "composition"), 3, 8),
     "short": (
-        ("rounds-sweep", "rounds", "twicing-sweep", "twicing", "rotary-96-warm-sweep", "rotary-96-warm"),
+        (
+            "shift-new",
+            "shift-new-plain",
+            "rounds-sweep",
+            "rounds",
+            "twicing-sweep",
+            "twicing",
+            "rotary-96-warm-sweep",
+            "rotary-96-warm",
+        ),
         3,
         8,
     ),
