@@ -39,8 +39,11 @@ def runs_of(parent: nodes.Element) -> list[list[nodes.container]]:
 def title_of(titles: list[str]) -> str:
     """One line for several titles: two of them in their short form, of more the one that matters and how many more.
 
-    That is the last, if it makes something that the page shows, and else the first.
+    That is the last, if it makes something that the page shows, and else the first. A page that begins with what its
+    library's module imports begins with its setup.
     """
+    if "what the library's module imports" in titles:
+        return "the setup of this page"
     short = list(dict.fromkeys(title.split(": ")[0] for title in titles))
     if len(short) < 3:
         return "; ".join(short)

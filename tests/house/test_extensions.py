@@ -505,6 +505,7 @@ def test_no_two_folds_of_a_page_have_one_name(small_book):
     [
         (["the class A: a summary", "the class A", "imports"], "the class A; imports"),
         (list("abc"), "a (and 2 more cells)"),
+        (["what the library's module imports", "a"], "the setup of this page"),
         (["a", "b", "imports and how the figure is made"], "imports and how the figure is made (and 2 more cells)"),
     ],
 )
