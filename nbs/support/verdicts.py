@@ -415,10 +415,10 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     if any((name, arm) in BETTER_RATE for arm in of[:2] for name in of[2:]):
         return "rate not found"
     word, of = ordering(row), ("E2",) if of in READS else of  # planned as one
-    if of not in adjusted:
-        return "open, not planned" if word == "open" else "*seen*"
     if word == "open":
         return word
+    if of not in adjusted:
+        return "*seen*"
     own = " of four" if "composition" in of else ""  # E8 corrects for its own four
     return f"**{word}**{own}" if adjusted[of] < 0.05 else "open after Holm"
 

@@ -723,7 +723,7 @@ TABLE_OUTCOMES = {
     "not after Holm": ((4.98, 5.06, 5.17), ("standard", "parameters"), "open after Holm"),
     "not planned: ahead": ((4.8, 4.91, 5.0), (), "*seen*"),
     "not planned: behind": ((5.2, 5.31, 5.4), (), "*seen*"),
-    "not planned: open": ((4.8, 5.2, 5.1), (), "open, not planned"),
+    "not planned: open": ((4.8, 5.2, 5.1), (), "open"),
     "diverged": ((4.8, None, 5.0), ("standard",), "run diverged"),
 }
 
@@ -764,8 +764,8 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     [
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
         ('f"**{word}**{own}"', '"**held**"'),
-        ('"open, not planned" if word == "open" else "*seen*"', "word"),
-        ('"open, not planned" if word == "open" else "*seen*"', '"*seen*"'),
+        ('if word == "open":', "if False:"),
+        ('return "*seen*"', "return word"),
         ("if report.doubt(row, *of):", "if False:"),
         ('return f"{len(found)} of {planned}"', 'return "open"'),
     ],
