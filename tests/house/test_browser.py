@@ -185,6 +185,19 @@ def test_search_finds_pages_with_no_network(browser):
         assert not errors, f"The search failed with {errors}."
 
 
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("twicing", "7. Twicing: "),
+        ("boosting", "5. Boosting: "),
+        ("MultiHeadAttention", "gbattn.layers.MultiHeadAttention"),
+    ],
+)
+def test_search_has_first_what_bears_the_name(browser, words, first):
+    with tab(browser) as (page, _, _):
+        assert results_of(page, pages.built_site(), words)[0].startswith(first)
+
+
 def test_search_says_when_there_is_nothing(browser):
     with tab(browser) as (page, _, _):
         assert results_of(page, pages.built_site(), "zzyzzx") == []
