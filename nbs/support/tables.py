@@ -125,7 +125,7 @@ SHORT_TABLES: dict[str, dict[str, tuple]] = {
         ),
         "twicing": (
             ("boosted_shift", "twicing_shift", "shift", "shift-stack"),
-            None,
+            ("boosted_shift", "twicing_shift", "composition"),
         ),
         "stack": (("boosted_shift", "stack_shift", "shift", "shift-stack"), None),
         "parameters": (

@@ -127,6 +127,7 @@ SETTINGS = (
         "standard flops",
         suffix="_shift",
         parameters=("composition",),
+        twicing=("composition",),
     ),
     setting("rotary positions, short warm-up", "mini-rotary"),
     setting("rotary positions, 0.008, long warm-up", "shift-rotary-common"),

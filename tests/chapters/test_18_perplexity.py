@@ -893,7 +893,7 @@ def test_the_short_tables_ask_what_the_book_can_answer():
     report = of_the_book()
     found = [table.splitlines() for table in short_tables(report).data.split("\n\n")]
     assert [len(lines) for lines in found] == [2 + 5, 2 + 5]
-    assert found[0][2].endswith(" | not run |") and found[1][3].endswith(" | not run |")
+    assert found[0][3].endswith(" | not run | not run |") and found[1][4].endswith(" | not run |")
     held = report.difference("boosted_shift", "standard_shift", "shift-length")
     assert reports.signed(held.difference) in found[1][2] and found[1][2].count("**held**") == 1
     stack = report.difference(BOOSTED, "stack", "mini-warm", "shift-stack")
