@@ -57,8 +57,12 @@ def test_the_six_lines_run_and_are_the_same_in_both():
     assert len(names["boosted"].explain(names["x"]).rounds) == 2
 
 
-IN_BOOK = re.compile(r"^\{bdg-\w+\}`(?P<verdict>[a-z ]+)` \*\*(?P<claim>[^*]+)\*\*(?P<rest>.*)$", re.M)
-IN_README = re.compile(r"^- \*\*(?P<verdict>[\w ]+)\.\*\* \*\*(?P<claim>[^*]+)\*\*(?P<rest>.*)$", re.M)
+IN_BOOK = re.compile(
+    r"^::::\{grid-item-card\} (?P<claim>[^\n]+)\n(?P<text>[^\n]+)\n\+\+\+\n"
+    r"\{bdg-\w+\}`(?P<verdict>[a-z ]+)`(?P<rest>.*)$",
+    re.M,
+)
+IN_README = re.compile(r"^- \*\*(?P<claim>[^*]+)\.\*\* [^*]+ \*(?P<verdict>[\w ]+)\*(?P<rest>.*)$", re.M)
 
 
 def findings_of(pattern, text):
@@ -105,7 +109,7 @@ def found():
 
 def test_every_number_of_the_findings_is_quoted_and_every_quote_is_used(found):
     assert set(re.findall(r"\{glue:text\}`findings\.(\w+)`", PROSE)) == set(found[0])
-    assert not re.findall(r"\d\.\d|\d+ %", "\n".join(m[0] for m in IN_BOOK.finditer(PROSE)))
+    assert not re.findall(r"\d\.\d|\d+ %", "\n".join(m["text"] for m in IN_BOOK.finditer(PROSE)))
 
 
 def test_the_charts_draw_every_row_once(found):
