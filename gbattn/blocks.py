@@ -284,8 +284,22 @@ PLACEMENTS: dict[str, Callable[..., torch.Tensor]] = {
 
 # %% ../nbs/11_blocks.ipynb #7c1e0c02
 #| code-fold: true
+# What the parts of a block must be
+def _check_parts(d_model, norm, normalizer, ffn, attention, d_ffn, options) -> None:
+    check(d_model=(d_model, COUNT), norm=(norm, one_of(*PLACEMENTS)))
+    check(normalizer=(normalizer, one_of(*NORMALIZERS)))
+    check(ffn=(ffn, one_of(*_ACTIVATIONS, "none")))
+    check(attention=(attention, registered()), d_ffn=(d_ffn, optional(COUNT)))
+    check(attention_options=(options, optional(DICTIONARY)))
+    want = "None with ffn='none'"
+    require(ffn != "none" or d_ffn is None, "d_ffn", d_ffn, want)
+    check_options("attention_options", attention, options or {})
+
+# %% ../nbs/11_blocks.ipynb #7c1e0c03
+#| code-fold: true
+# The parts of a block, how it starts, and its cache
 class _BlockParts(nn.Module):
-    """The parts of a `Block`, which says what they are."""
+    """The parts of a `Block`, how it starts, what it prints, and its cache."""
 
     def __init__(
         self,
@@ -322,12 +336,6 @@ class _BlockParts(nn.Module):
             self.ffn_norm = normalize()
             self.ffn = FeedForward(d_model, d_ffn, kind=ffn, **factory_kwargs)
 
-# %% ../nbs/11_blocks.ipynb #7c1e0c03
-#| code-fold: true
-# How a block starts, what it prints and its cache; what its parts must be.
-class _BlockState(_BlockParts):
-    """How a `Block` starts, what it prints, and its cache."""
-
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Reset the parameters of the sublayers, from a generator or torch's global
         one, and of the normalisers."""
@@ -356,19 +364,8 @@ class _BlockState(_BlockParts):
         require(able, "attention", f"{kind}, without make_cache", want)
         return self.attention.make_cache(batch_size, max_length, **options)
 
-
-def _check_parts(d_model, norm, normalizer, ffn, attention, d_ffn, options) -> None:
-    check(d_model=(d_model, COUNT), norm=(norm, one_of(*PLACEMENTS)))
-    check(normalizer=(normalizer, one_of(*NORMALIZERS)))
-    check(ffn=(ffn, one_of(*_ACTIVATIONS, "none")))
-    check(attention=(attention, registered()), d_ffn=(d_ffn, optional(COUNT)))
-    check(attention_options=(options, optional(DICTIONARY)))
-    want = "None with ffn='none'"
-    require(ffn != "none" or d_ffn is None, "d_ffn", d_ffn, want)
-    check_options("attention_options", attention, options or {})
-
 # %% ../nbs/11_blocks.ipynb #7c1e0c05
-class _Sublayers(_BlockState):
+class _Sublayers(_BlockParts):
     """What a `Block` computes."""
 
     def _sublayers(self, x, attention: Callable, call: AttentionCall):

@@ -177,10 +177,10 @@ def linear_cost(
         parameters=weights,
     )
 
-# %% ../nbs/10_cost.ipynb #05033d24
+# %% ../nbs/10_cost.ipynb #7c1e0d02
 #| code-fold: true
-class _Sizes(NamedTuple):
-    """Sizes of one pass through a layer."""
+class AttentionSizes(NamedTuple):
+    """Sizes of one pass through a layer, and costs of the parts that layers share."""
 
     layer: MultiHeadAttention
     B: int
@@ -215,11 +215,6 @@ class _Sizes(NamedTuple):
         """Numbers in a tensor (B, T, D)."""
         return self.B * self.T * self.D
 
-# %% ../nbs/10_cost.ipynb #7c1e0d01
-#| code-fold: true
-class _ProjectionCosts(_Sizes):
-    """Costs of projections, and of what is moved without a product."""
-
     def project(self, tokens: int, *widths: int, saved: bool = True) -> Cost:
         """Cost of projecting tokens to these widths, by one product."""
         rows, width = self.B * tokens, sum(widths)
@@ -251,11 +246,6 @@ class _ProjectionCosts(_Sizes):
         """Cost of moving, and of saving, this many numbers without a product."""
         moved, saved = self.itemsize * moved, self.itemsize * saved
         return Cost(traffic_bytes=moved, saved_bytes=saved)
-
-# %% ../nbs/10_cost.ipynb #7c1e0d02
-#| code-fold: true
-class AttentionSizes(_ProjectionCosts):
-    """Sizes of one pass through a layer, and costs of the parts that layers share."""
 
     def shift(self) -> Cost:
         """Cost of mixing keys and values with those of the token before, if the layer

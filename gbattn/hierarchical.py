@@ -175,10 +175,10 @@ def _reset_levels(layer: MultiHeadAttention) -> None:
     nn.init.constant_(layer.filters, layer.taps**-0.5)
     nn.init.zeros_(layer.mixture)
 
-# %% ../nbs/29_hierarchical.ipynb #91c0a7b1
+# %% ../nbs/29_hierarchical.ipynb #91c0a7b2
 #| code-fold: true
 class _Levels(MultiHeadAttention):
-    """The weights of `HierarchicalAttention`."""
+    """Options and weights of `HierarchicalAttention`, what it prints and stores."""
 
     additive_masks = False
 
@@ -215,11 +215,6 @@ class _Levels(MultiHeadAttention):
         self.filters = nn.Parameter(steps)
         self.mixture = nn.Parameter(torch.empty(self.levels, self.n_heads, **like))
         _reset_levels(self)
-
-# %% ../nbs/29_hierarchical.ipynb #91c0a7b2
-#| code-fold: true
-class _LevelOptions(_Levels):
-    """What `HierarchicalAttention` takes, prints and stores."""
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """As `MultiHeadAttention.reset_parameters`; filters and mixture as at first."""
@@ -377,7 +372,7 @@ def _one_round_a_level(layer, inputs: AttentionInputs, scores, weights, allowed,
 
 # %% ../nbs/29_hierarchical.ipynb #3d30c731
 @register("hierarchical")
-class HierarchicalAttention(_LevelOptions):
+class HierarchicalAttention(_Levels):
     """Attention with scores of tokens and of blocks of 2, 4, … tokens.
 
     out(F) with F = softmax(Σ_l λ_l P_l S_l P_lᵀ + mask) V for each head, where S_l =

@@ -157,10 +157,47 @@ def attend_nested(
     parts = [row[: len(own)] for row, own in zip(output, rows)]
     return torch.nested.as_nested_tensor(parts, layout=x.layout)
 
-# %% ../nbs/W_your_model.ipynb #3a473196
+# %% ../nbs/W_your_model.ipynb #aec0c1fa
 #| code-fold: true
-class _LikeTorch(nn.Module):
-    """What torch's transformers read of their attention, for a layer of this library."""
+def _check_nested(query, key, need_weights: bool, *masks) -> None:
+    plain = key is query and not need_weights
+    plain = plain and all(mask is None for mask in masks)
+    want = "self-attention without masks and weights"
+    require(plain, "query", "a nested tensor", want)
+
+
+def _output_and_weights(layer, x, options: dict, need_weights: bool):
+    """The output of a layer, and if asked for the weights of its round 0."""
+    weights = None
+    if need_weights:
+        with eval_mode(layer):
+            output, rounds = layer.explain(x, **options)
+        weights = rounds[0].weights  # (B, H, T, S)
+    if not need_weights or (layer.training and layer.dropout):
+        output = layer(x, **options)
+    return output, weights
+
+# %% ../nbs/W_your_model.ipynb #7a0c5e12
+#| code-fold: true
+class TorchAttention(nn.Module):
+    """A layer of this library behind the signature of ``torch.nn.MultiheadAttention``,
+    to stand in its place in a model.
+
+    Parameters
+    ----------
+    layer : gbattn.layers.MultiHeadAttention
+        Of any kind; the attribute ``layer``.
+    batch_first : bool
+        Whether tokens are (B, T, D); (T, B, D) otherwise, torch's default.
+
+    Notes
+    -----
+    ``torch.nn.TransformerEncoderLayer``, ``TransformerEncoder``, their decoders and
+    torchvision's models take it as their attention, in training and in eval mode,
+    where it keeps torch from its fused path. Differences: a query that may attend to
+    nothing gets the bias of ``out``, not NaN; ``is_causal=True`` needs no
+    ``attn_mask``. Source: appendix W.
+    """
 
     in_proj_weight, in_proj_bias = _Unfused(), None
     bias_k = bias_v = None
@@ -184,48 +221,6 @@ class _LikeTorch(nn.Module):
     def dropout(self) -> float:
         """The dropout probability of the layer's attention weights."""
         return self.layer.dropout
-
-# %% ../nbs/W_your_model.ipynb #aec0c1fa
-#| code-fold: true
-def _check_nested(query, key, need_weights: bool, *masks) -> None:
-    plain = key is query and not need_weights
-    plain = plain and all(mask is None for mask in masks)
-    want = "self-attention without masks and weights"
-    require(plain, "query", "a nested tensor", want)
-
-
-def _output_and_weights(layer, x, options: dict, need_weights: bool):
-    """The output of a layer, and if asked for the weights of its round 0."""
-    weights = None
-    if need_weights:
-        with eval_mode(layer):
-            output, rounds = layer.explain(x, **options)
-        weights = rounds[0].weights  # (B, H, T, S)
-    if not need_weights or (layer.training and layer.dropout):
-        output = layer(x, **options)
-    return output, weights
-
-# %% ../nbs/W_your_model.ipynb #7a0c5e12
-#| code-fold: true
-class TorchAttention(_LikeTorch):
-    """A layer of this library behind the signature of ``torch.nn.MultiheadAttention``,
-    to stand in its place in a model.
-
-    Parameters
-    ----------
-    layer : gbattn.layers.MultiHeadAttention
-        Of any kind; the attribute ``layer``.
-    batch_first : bool
-        Whether tokens are (B, T, D); (T, B, D) otherwise, torch's default.
-
-    Notes
-    -----
-    ``torch.nn.TransformerEncoderLayer``, ``TransformerEncoder``, their decoders and
-    torchvision's models take it as their attention, in training and in eval mode,
-    where it keeps torch from its fused path. Differences: a query that may attend to
-    nothing gets the bias of ``out``, not NaN; ``is_causal=True`` needs no
-    ``attn_mask``. Source: appendix W.
-    """
 
     def forward(
         self,

@@ -548,10 +548,25 @@ def _pack(model, tokens, call: _Call, past):
         both = lambda *pair: same(*pair) & mask(*pair)
     return both, (places - starts)[:, new]
 
-# %% ../nbs/13_language_model.ipynb #9387fd0d
+# %% ../nbs/13_language_model.ipynb #050c3fd9
 #| code-fold: true
-class _Inspection(_Passes):
-    """What a model shows of a pass."""
+class LanguageModel(_Passes):
+    """A model of the next token: embedded tokens, a stack of blocks, and a head.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Its shape, and the attribute `config`.
+    seed : int
+        Decides the initial weights, see `reset_parameters`.
+    device, dtype : optional
+        Of the weights, which take no memory on the device ``"meta"``.
+
+    Notes
+    -----
+    Weights: ``token_embedding``, ``position_embedding`` (if learned), ``blocks.0``
+    and on, ``final_norm`` (if any), and ``head`` (if not tied). Source: chapter 13.
+    """
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return the logits (…, V) of a residual stream h (…, D)."""
@@ -592,11 +607,6 @@ class _Inspection(_Passes):
             loss = loss_of_logits(logits, targets, reduction=reduction)
         found = tuple(found) if traces else None
         return ModelOutputs(logits, loss, (*states, h), found)
-
-# %% ../nbs/13_language_model.ipynb #cc62f7fd
-#| code-fold: true
-class _Writing(_Inspection):
-    """What a model writes."""
 
     def make_caches(
         self, batch_size: int, max_length: int | None = None, **options
@@ -678,26 +688,6 @@ class _Writing(_Inspection):
         return write_tokens(
             self, prompt, max_new_tokens, sampling, seed=seed, **options
         )
-
-# %% ../nbs/13_language_model.ipynb #050c3fd9
-#| code-fold: true
-class LanguageModel(_Writing):
-    """A model of the next token: embedded tokens, a stack of blocks, and a head.
-
-    Parameters
-    ----------
-    config : ModelConfig
-        Its shape, and the attribute `config`.
-    seed : int
-        Decides the initial weights, see `reset_parameters`.
-    device, dtype : optional
-        Of the weights, which take no memory on the device ``"meta"``.
-
-    Notes
-    -----
-    Weights: ``token_embedding``, ``position_embedding`` (if learned), ``blocks.0``
-    and on, ``final_norm`` (if any), and ``head`` (if not tied). Source: chapter 13.
-    """
 
     def reset_parameters(self, seed: int = 0) -> None:
         """Draw the weights anew.

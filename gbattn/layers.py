@@ -170,10 +170,10 @@ def _angles(layer, x: torch.Tensor, source, positions, past, start):
     places = past + torch.arange(source.shape[1], device=x.device)
     return q_angles, rotary_angles(places, layer.head_dim, layer.rotation)
 
-# %% ../nbs/06c_layers.ipynb #c9903acc
+# %% ../nbs/06c_layers.ipynb #7c1e0a06
 #| code-fold: true
 class _PreparedCalls(nn.Module):
-    """The first half of an `AttentionLayer`: a call is checked, and becomes inputs."""
+    """How a call is checked and prepared, its rounds recorded, and F projected."""
 
     additive_masks = True  # whether a mask may be floats to add to the scores
     can_be_causal = True  # as a language model wants
@@ -211,11 +211,6 @@ class _PreparedCalls(nn.Module):
         entries = x, source, mask, causal, angles, cache, rounds, padding, score_mod
         return AttentionInputs(*entries)
 
-# %% ../nbs/06c_layers.ipynb #7c1e0a06
-#| code-fold: true
-class _Outputs(_PreparedCalls):
-    """How a pass ends: its rounds are recorded, and F is projected."""
-
     def record_round(self, inputs: AttentionInputs, gate=None, **entries) -> None:
         """In `explain`, append a `Round`; a gate gets D features."""
         if inputs.rounds is None:
@@ -236,7 +231,7 @@ class _Outputs(_PreparedCalls):
         return output
 
 # %% ../nbs/06c_layers.ipynb #4237ad07
-class AttentionLayer(_Outputs):
+class AttentionLayer(_PreparedCalls):
     """A pass: `prepare_inputs`, the layer's ``estimate``, `project_output`."""
 
     def forward(
@@ -363,10 +358,42 @@ def make_head_norm(head_dim: int, **factory_kwargs) -> nn.RMSNorm:
     """Return the normaliser of each head's queries, or keys, with gains of one."""
     return nn.RMSNorm(head_dim, eps=1e-6, **factory_kwargs)
 
-# %% ../nbs/06c_layers.ipynb #7c1e0a07
+# %% ../nbs/06c_layers.ipynb #5b0d7b61
+def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
+    """Whether the mask lets each token be mixed with the one before it, (S,) or (B, S)."""
+    mask, cache = inputs.mask, inputs.cache
+    if mask is None:
+        return None
+    T, S = inputs.x.shape[1], inputs.source.shape[1]
+    past, keys = (0, S) if cache is None else (cache.length, cache.span(S))
+    places = past + torch.arange(S, device=mask.device)
+    mask = mask.expand(*mask.shape[:-2], T, keys)
+    return joined_at(mask, places, in_context=inputs.source is not inputs.x)
+
+
+def _mixed(shifts: nn.Module, inputs: AttentionInputs, k, v, suffix: str) -> tuple:
+    """The keys and values mixed with those before; a cache stores the last, unmixed."""
+    joined, cache, mixed = _joined(inputs), inputs.cache, []
+    for name, z in (("key", k), ("value", v)):
+        last, stored = None, f"last_{name}{suffix}"
+        if cache is not None:
+            new = z[:, None, -1:].to(cache.buffers[stored].dtype)  # (B, 1, 1, G·K)
+            last = cache.replace(stored, new)[:, 0].to(z.dtype)
+        # Per-sample gradients, as opacus has them, know one tensor: no more than it.
+        inner = (z,) if last is None and joined is None else (z, last, joined)
+        mixed.append(getattr(shifts, f"{name}_shift")(*inner))
+    return tuple(mixed)
+
+
+def _normalized(norm: nn.Module, x: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The heads of x, normalised in the dtype of the gains; autocast has others."""
+    heads = x.unflatten(-1, (-1, head_dim)).to(norm.weight.dtype)
+    return norm(heads).flatten(-2).to(x.dtype)
+
+# %% ../nbs/06c_layers.ipynb #7c1e0a0a
 #| code-fold: true
-class _Weights(AttentionLayer):
-    """The weights of `MultiHeadAttention`, which says what they are."""
+class _HeadWeights(AttentionLayer):
+    """Weights, what a cache stores, and the steps from projections to heads."""
 
     def __init__(
         self,
@@ -405,11 +432,6 @@ class _Weights(AttentionLayer):
         self.value_shift = TokenShift(kv_dim, **place) if shift else None
         self.query_norm = make_head_norm(self.head_dim, **place) if qk_norm else None
         self.key_norm = make_head_norm(self.head_dim, **place) if qk_norm else None
-
-# %% ../nbs/06c_layers.ipynb #7c1e0a08
-#| code-fold: true
-class _Stored(_Weights):
-    """How the weights start, what is printed, and what a cache stores."""
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the weights of all linear maps with `reset_projection`.
@@ -457,43 +479,6 @@ class _Stored(_Weights):
         sizes = self.cache_shapes(), batch_size, max_length
         return kind(*sizes, dtype=dtype, device=device)
 
-# %% ../nbs/06c_layers.ipynb #5b0d7b61
-def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
-    """Whether the mask lets each token be mixed with the one before it, (S,) or (B, S)."""
-    mask, cache = inputs.mask, inputs.cache
-    if mask is None:
-        return None
-    T, S = inputs.x.shape[1], inputs.source.shape[1]
-    past, keys = (0, S) if cache is None else (cache.length, cache.span(S))
-    places = past + torch.arange(S, device=mask.device)
-    mask = mask.expand(*mask.shape[:-2], T, keys)
-    return joined_at(mask, places, in_context=inputs.source is not inputs.x)
-
-
-def _mixed(shifts: nn.Module, inputs: AttentionInputs, k, v, suffix: str) -> tuple:
-    """The keys and values mixed with those before; a cache stores the last, unmixed."""
-    joined, cache, mixed = _joined(inputs), inputs.cache, []
-    for name, z in (("key", k), ("value", v)):
-        last, stored = None, f"last_{name}{suffix}"
-        if cache is not None:
-            new = z[:, None, -1:].to(cache.buffers[stored].dtype)  # (B, 1, 1, G·K)
-            last = cache.replace(stored, new)[:, 0].to(z.dtype)
-        # Per-sample gradients, as opacus has them, know one tensor: no more than it.
-        inner = (z,) if last is None and joined is None else (z, last, joined)
-        mixed.append(getattr(shifts, f"{name}_shift")(*inner))
-    return tuple(mixed)
-
-
-def _normalized(norm: nn.Module, x: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The heads of x, normalised in the dtype of the gains; autocast has others."""
-    heads = x.unflatten(-1, (-1, head_dim)).to(norm.weight.dtype)
-    return norm(heads).flatten(-2).to(x.dtype)
-
-# %% ../nbs/06c_layers.ipynb #7c1e0a0a
-#| code-fold: true
-class _HeadParts(_Stored):
-    """The steps from projections to heads: mix, split, turn, append to the past."""
-
     def shift_kv(self, inputs: AttentionInputs, k, v, of=None, suffix="") -> tuple:
         """Return k and v (B, S, G·K), mixed by the ``key_shift`` and ``value_shift`` of
         a module, by default the layer; as they are if these are None.
@@ -537,7 +522,7 @@ class _HeadParts(_Stored):
         return k, v
 
 # %% ../nbs/06c_layers.ipynb #1f2313d8
-class AttentionHeads(_HeadParts):
+class AttentionHeads(_HeadWeights):
     """What an ``estimate`` makes of the weights of a layer: heads."""
 
     def project_inputs(self, inputs: AttentionInputs) -> tuple[torch.Tensor, ...]:
@@ -656,10 +641,54 @@ class MultiHeadAttention(AttentionHeads):
             F = A @ repeat_heads(v, q.shape[1])
         return F.transpose(1, 2).flatten(-2), A
 
-# %% ../nbs/06c_layers.ipynb #7c1e0a0e
+# %% ../nbs/06c_layers.ipynb #7c1e0a10
 #| code-fold: true
-class _LinearOptions(MultiHeadAttention):
-    """Options of `LinearAttention`, and the shape of its memory."""
+def _write_memory(inputs: AttentionInputs, mask, k, v) -> tuple:
+    """Add the new keys that the mask lets through to the memory; return their mask and
+    the memory as it was before."""
+    visible = k
+    if mask is not None:
+        if mask.shape[-2] != 1 or (mask.ndim == 4 and mask.shape[1] != 1):
+            want = "(1, S) or (B, 1, 1, S) with a cache"
+            raise ArgumentError("mask", f"shape {tuple(mask.shape)}", want)
+        if mask.shape[-1] > 1:
+            mask = inputs.cache.newest(mask.mT, k.shape[2]).mT
+        visible = k.masked_fill(~mask.mT, 0)
+    wide = at_least_float32(k.dtype)
+    update = visible.to(wide).mT @ v.to(wide)
+    return mask, inputs.cache.add("memory", update)
+
+# %% ../nbs/06c_layers.ipynb #fcec5d42
+#| code-fold: true
+class LinearAttention(MultiHeadAttention):
+    """Linear attention: scores φ(q)·φ(k) without a softmax, so that the past is one
+    K × K memory.
+
+    out(F) with F = φ(Q) (φ(K)ᵀ V), for each head divided by its sums of weights
+    φ(Q) φ(K)ᵀ 1 where φ is positive.
+
+    Parameters
+    ----------
+    d_model, n_heads, n_kv_heads, bias, causal, qk_norm, shift, device, dtype
+        As in `MultiHeadAttention`.
+    rotary : float, gbattn.positions.Rotary or dict, optional
+        As in `MultiHeadAttention`, with ``feature_map="identity"`` alone: a positive
+        feature that is rotated can become negative.
+    dropout : float
+        0: no weight is formed that could be dropped.
+    feature_map : {"elu", "identity"}
+        ``elu``: φ = elu + 1, positive, so rows of weights are averages.
+        ``identity``: the unnormalised attention of chapter 1, whose sums grow with
+        S.
+
+    Notes
+    -----
+    Cost and memory are linear in T; the cache has one size for any length. A mask is
+    boolean; one that differs between queries forms T × S scores. With a cache, a mask
+    is (1, S) or (B, 1, 1, S) and applies to the new tokens only: a sum cannot take a
+    past token back. Of the causal form, ``torch.export`` makes a program for one T.
+    Source: chapters 1 and 6; Katharopoulos et al. (2020).
+    """
 
     def __init__(
         self,
@@ -693,11 +722,6 @@ class _LinearOptions(MultiHeadAttention):
         dtype = at_least_float32(dtype or floating_dtype(self))
         return super().make_cache(*sizes, dtype=dtype, **options)
 
-# %% ../nbs/06c_layers.ipynb #7c1e0a0f
-#| code-fold: true
-class _LinearHeads(_LinearOptions):
-    """The features of `LinearAttention`, and what it cannot do with a cache."""
-
     def prepare_inputs(
         self, x: torch.Tensor, call: AttentionCall, rounds: list | None = None
     ) -> AttentionInputs:
@@ -726,55 +750,6 @@ class _LinearHeads(_LinearOptions):
         if self.feature_map == "elu":
             v = nnf.pad(v.to(k.dtype), (0, 1), value=1.0)
         return k, v
-
-# %% ../nbs/06c_layers.ipynb #7c1e0a10
-#| code-fold: true
-def _write_memory(inputs: AttentionInputs, mask, k, v) -> tuple:
-    """Add the new keys that the mask lets through to the memory; return their mask and
-    the memory as it was before."""
-    visible = k
-    if mask is not None:
-        if mask.shape[-2] != 1 or (mask.ndim == 4 and mask.shape[1] != 1):
-            want = "(1, S) or (B, 1, 1, S) with a cache"
-            raise ArgumentError("mask", f"shape {tuple(mask.shape)}", want)
-        if mask.shape[-1] > 1:
-            mask = inputs.cache.newest(mask.mT, k.shape[2]).mT
-        visible = k.masked_fill(~mask.mT, 0)
-    wide = at_least_float32(k.dtype)
-    update = visible.to(wide).mT @ v.to(wide)
-    return mask, inputs.cache.add("memory", update)
-
-# %% ../nbs/06c_layers.ipynb #fcec5d42
-#| code-fold: true
-class LinearAttention(_LinearHeads):
-    """Linear attention: scores φ(q)·φ(k) without a softmax, so that the past is one
-    K × K memory.
-
-    out(F) with F = φ(Q) (φ(K)ᵀ V), for each head divided by its sums of weights
-    φ(Q) φ(K)ᵀ 1 where φ is positive.
-
-    Parameters
-    ----------
-    d_model, n_heads, n_kv_heads, bias, causal, qk_norm, shift, device, dtype
-        As in `MultiHeadAttention`.
-    rotary : float, gbattn.positions.Rotary or dict, optional
-        As in `MultiHeadAttention`, with ``feature_map="identity"`` alone: a positive
-        feature that is rotated can become negative.
-    dropout : float
-        0: no weight is formed that could be dropped.
-    feature_map : {"elu", "identity"}
-        ``elu``: φ = elu + 1, positive, so rows of weights are averages.
-        ``identity``: the unnormalised attention of chapter 1, whose sums grow with
-        S.
-
-    Notes
-    -----
-    Cost and memory are linear in T; the cache has one size for any length. A mask is
-    boolean; one that differs between queries forms T × S scores. With a cache, a mask
-    is (1, S) or (B, 1, 1, S) and applies to the new tokens only: a sum cannot take a
-    past token back. Of the causal form, ``torch.export`` makes a program for one T.
-    Source: chapters 1 and 6; Katharopoulos et al. (2020).
-    """
 
     additive_masks = False
 

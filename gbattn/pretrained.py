@@ -70,11 +70,24 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-# %% ../nbs/30_pretrained.ipynb #5bbb663e
+# %% ../nbs/30_pretrained.ipynb #3f7c7508
 #| code-fold: true
-# The fields of the config, and what transformers calls them
-class _ConfigFields(hf.PreTrainedConfig):
-    """The fields of a `GbattnConfig`, and what transformers calls some of them."""
+# The config of a model, with the names that transformers has for its fields
+_RENAMED = {
+    "max_length": "max_position_embeddings",
+    "positions": "position_embedding_type",
+}
+
+
+class GbattnConfig(hf.PreTrainedConfig):
+    """The config of a `GbattnForCausalLM`: the fields of
+    `gbattn.language_model.ModelConfig` alongside those of transformers.
+
+    Notes
+    -----
+    ``max_length`` is ``max_position_embeddings`` here, as transformers has another;
+    ``positions`` is ``position_embedding_type``. Source: chapter 30.
+    """
 
     model_type = "gbattn"
     keys_to_ignore_at_inference = ["past_key_values"]
@@ -104,24 +117,6 @@ class _ConfigFields(hf.PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-
-# %% ../nbs/30_pretrained.ipynb #3f7c7508
-#| code-fold: true
-_RENAMED = {
-    "max_length": "max_position_embeddings",
-    "positions": "position_embedding_type",
-}
-
-
-class GbattnConfig(_ConfigFields):
-    """The config of a `GbattnForCausalLM`: the fields of
-    `gbattn.language_model.ModelConfig` alongside those of transformers.
-
-    Notes
-    -----
-    ``max_length`` is ``max_position_embeddings`` here, as transformers has another;
-    ``positions`` is ``position_embedding_type``. Source: chapter 30.
-    """
 
     def __post_init__(self, **kwargs):
         self.attention_options = self.attention_options or {}
@@ -328,10 +323,22 @@ def _through_blocks(model, h, position_ids, attention_mask, cache):
         h = block(h, mask, turned, extra=extra, **options)
     return h
 
-# %% ../nbs/30_pretrained.ipynb #ccca82d4
+# %% ../nbs/30_pretrained.ipynb #7a85676e
 #| code-fold: true
-class _ResidualStream:
-    """The forward pass of a `GbattnModel`."""
+class GbattnModel(GbattnPreTrainedModel):
+    """The residual stream of a `GbattnForCausalLM`, before the head, with weights as in
+    `gbattn.language_model.LanguageModel`. Source: chapter 30."""
+
+    def __init__(self, config: GbattnConfig):
+        super().__init__(config)
+        plan = LanguageModel(config.to_model_config())
+        self.token_embedding = plan.token_embedding
+        self.position_embedding = plan.position_embedding
+        self.blocks = nn.ModuleList(GbattnBlock(block) for block in plan.blocks)
+        self.final_norm, self.dropout = plan.final_norm, nn.Dropout(config.dropout)
+        self.count_cache_layers()
+        self.gradient_checkpointing = False
+        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -369,23 +376,6 @@ class _ResidualStream:
         stored = {CACHE_NAME: cache if use_cache else None}
         return BaseModelOutputWithPast(last_hidden_state=h, **stored)
 
-# %% ../nbs/30_pretrained.ipynb #7a85676e
-#| code-fold: true
-class GbattnModel(_ResidualStream, GbattnPreTrainedModel):
-    """The residual stream of a `GbattnForCausalLM`, before the head, with weights as in
-    `gbattn.language_model.LanguageModel`. Source: chapter 30."""
-
-    def __init__(self, config: GbattnConfig):
-        super().__init__(config)
-        plan = LanguageModel(config.to_model_config())
-        self.token_embedding = plan.token_embedding
-        self.position_embedding = plan.position_embedding
-        self.blocks = nn.ModuleList(GbattnBlock(block) for block in plan.blocks)
-        self.final_norm, self.dropout = plan.final_norm, nn.Dropout(config.dropout)
-        self.count_cache_layers()
-        self.gradient_checkpointing = False
-        self.post_init()
-
     def count_cache_layers(self) -> None:
         """Give each further round its number in a cache; if some layer stores no
         keys and values of tokens, turn the use of a cache off."""
@@ -401,10 +391,24 @@ class GbattnModel(_ResidualStream, GbattnPreTrainedModel):
         if not self.cacheable:
             self.config.use_cache = False
 
-# %% ../nbs/30_pretrained.ipynb #9ad1ef5a
+# %% ../nbs/30_pretrained.ipynb #9f60dc0d
 #| code-fold: true
-class _Head:
-    """The forward pass of a `GbattnForCausalLM`."""
+class GbattnForCausalLM(GbattnPreTrainedModel, hf.GenerationMixin):
+    """A `gbattn.language_model.LanguageModel` as a model of transformers.
+
+    The Auto classes know it once `gbattn.pretrained` is imported; none of it is remote
+    code. Continuous batching (``generate_batch``) is refused. Source: chapter 30.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}
+    init_continuous_batching = no_continuous_batching
+
+    def __init__(self, config: GbattnConfig):
+        super().__init__(config)
+        self.model = GbattnModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.generation_config.use_cache = config.use_cache
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -438,25 +442,6 @@ class _Head:
         names = "hidden_states", "attentions", CACHE_NAME
         more = {name: getattr(outputs, name) for name in names}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **more)
-
-# %% ../nbs/30_pretrained.ipynb #9f60dc0d
-#| code-fold: true
-class GbattnForCausalLM(_Head, GbattnPreTrainedModel, hf.GenerationMixin):
-    """A `gbattn.language_model.LanguageModel` as a model of transformers.
-
-    The Auto classes know it once `gbattn.pretrained` is imported; none of it is remote
-    code. Continuous batching (``generate_batch``) is refused. Source: chapter 30.
-    """
-
-    _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}
-    init_continuous_batching = no_continuous_batching
-
-    def __init__(self, config: GbattnConfig):
-        super().__init__(config)
-        self.model = GbattnModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.generation_config.use_cache = config.use_cache
-        self.post_init()
 
     @classmethod
     def from_language_model(cls, model: LanguageModel, **options) -> "GbattnForCausalLM":

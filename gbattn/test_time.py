@@ -309,11 +309,45 @@ def _decode(layer, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
     cache.advance(T)
     return (slow + read.to(slow.dtype))[:, -T:]
 
-# %% ../nbs/22_test_time.ipynb #7be20b04
+# %% ../nbs/22_test_time.ipynb #50dea384
 #| code-fold: true
-# What the layer refuses, and the cache that it makes
-class _CachedFastWeights(_FastWeights):
-    """The checks and the cache of `FastWeightFeedForward`."""
+# `FastWeightFeedForward`, the layer itself
+@register("fast_feed_forward")
+class FastWeightFeedForward(_FastWeights):
+    """A feed-forward layer that writes into its last matrix while it reads: in-place
+    test-time training. It has the interface of an attention layer.
+
+    Parameters
+    ----------
+    d_model, n_heads : int
+        Width D. Heads are accepted, as by every registered layer, but not used.
+    d_hidden : int, optional
+        Hidden width f, by default as in `gbattn.blocks.FeedForward`.
+    kind : {"gelu", "relu", "swiglu"}
+        As there.
+    chunk : int
+        Tokens C of a chunk, counted from the first token.
+    rate, rule, rounds
+        As in `chunk_writes`.
+    offset : int, optional
+        The targets are the tokens at this offset, projected: 1 is the next, 0 the token
+        itself. By default a mixture of offsets, learned for each feature.
+    reach : int
+        Of the mixture: offsets from −reach to reach.
+    bias : bool
+        Whether ``up``, ``gate`` and ``down`` have biases.
+    rotary : float, optional
+        Accepted because models with rotary positions pass it on; hidden features have
+        no positions.
+    device, dtype : optional
+        Of the weights, as in torch's own layers.
+
+    Notes
+    -----
+    Weights: those of `FeedForward`; ``target`` (D, D); with a learned mixture
+    ``kernel`` (2 · reach + 1, D), zeros at the start, so that nothing is written.
+    Source: chapter 22; Feng et al. (2026).
+    """
 
     def extra_repr(self) -> str:
         """The options, as printed by torch."""
@@ -351,46 +385,6 @@ class _CachedFastWeights(_FastWeights):
         where = dict(dtype=at_least_float32(dtype or weight.dtype))
         where |= dict(device=weight.device)
         return KeyValueCache(self.cache_shapes(), batch_size, max_length, **where)
-
-# %% ../nbs/22_test_time.ipynb #50dea384
-#| code-fold: true
-# `FastWeightFeedForward`, the layer itself
-@register("fast_feed_forward")
-class FastWeightFeedForward(_CachedFastWeights):
-    """A feed-forward layer that writes into its last matrix while it reads: in-place
-    test-time training. It has the interface of an attention layer.
-
-    Parameters
-    ----------
-    d_model, n_heads : int
-        Width D. Heads are accepted, as by every registered layer, but not used.
-    d_hidden : int, optional
-        Hidden width f, by default as in `gbattn.blocks.FeedForward`.
-    kind : {"gelu", "relu", "swiglu"}
-        As there.
-    chunk : int
-        Tokens C of a chunk, counted from the first token.
-    rate, rule, rounds
-        As in `chunk_writes`.
-    offset : int, optional
-        The targets are the tokens at this offset, projected: 1 is the next, 0 the token
-        itself. By default a mixture of offsets, learned for each feature.
-    reach : int
-        Of the mixture: offsets from −reach to reach.
-    bias : bool
-        Whether ``up``, ``gate`` and ``down`` have biases.
-    rotary : float, optional
-        Accepted because models with rotary positions pass it on; hidden features have
-        no positions.
-    device, dtype : optional
-        Of the weights, as in torch's own layers.
-
-    Notes
-    -----
-    Weights: those of `FeedForward`; ``target`` (D, D); with a learned mixture
-    ``kernel`` (2 · reach + 1, D), zeros at the start, so that nothing is written.
-    Source: chapter 22; Feng et al. (2026).
-    """
 
     def forward(
         self,
