@@ -300,7 +300,7 @@ def test_a_box_has_a_shadow_where_it_is_cut_and_none_where_it_ends(browser, tmp_
 
 def test_panels_stand_below_each_other_on_a_phone_and_are_one_image_on_a_desk(browser, tmp_path):
     image = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='800' height='200'/%3E"
-    pieces = panels.windows("x.svg", "Two panels", 600, 150, [0, 240, 600])
+    pieces = panels.windows("x.svg", "Two panels", "Left and right.", 600, 150, [0, 240, 600])
     body = f'<div class=cell_output><figure>{pieces}<img class=whole alt="Two panels" src="{image}"></figure></div>'
     with styled(browser, tmp_path, body) as page:
         first, second = (window.bounding_box() for window in page.locator(".panels i").all())

@@ -58,7 +58,7 @@ def test_the_six_lines_run_and_are_the_same_in_both():
 
 
 IN_BOOK = re.compile(
-    r"^::::\{grid-item-card\} (?P<claim>[^\n]+)\n(?P<text>[^\n]+)\n\+\+\+\n"
+    r"^::::\{grid-item-card\} (?P<claim>[^\n]+)\n(?P<text>[^\n]+)\n:::\{card-footer\}\n"
     r"\{bdg-\w+\}`(?P<verdict>[a-z ]+)`(?P<rest>.*)$",
     re.M,
 )
