@@ -16,8 +16,8 @@ in the notebook            on the page
 ``output: false``          code only
 ``code-fold: true``        the code is folded; a folded export says what it defines
 ``export`` and kin         the badge "in the library" (see _static/book.css), with
-                           docstrings down to their summary, and without the lines
-                           that check arguments: both are on the library page
+                           docstrings down to their summary: all of it is on the
+                           library page
 ``label``, ``fig-cap``     a numbered figure; the caption may hold MyST
 ``fig-alt``                what a screen reader says
 =========================  ==================================================
@@ -36,8 +36,6 @@ import symtable
 from configparser import ConfigParser
 from pathlib import Path
 
-from docutils import nodes
-from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 
 log = logging.getLogger(__name__)
@@ -143,47 +141,6 @@ def with_short_docstrings(code: str) -> str:
         if summary is not None:
             lines[first:last] = [*lines[first : summary - 1], lines[summary - 1] + '"""']
     return "\n".join(lines)
-
-
-CHECKS = re.compile(r"_?check\w*$|_?require$")
-
-
-def is_check(node: ast.AST) -> bool:
-    """Whether a statement does nothing but check an argument of a caller."""
-    if isinstance(node, ast.Raise):
-        return isinstance(node.exc, ast.Call) and called(node.exc) == "ArgumentError"
-    if isinstance(node, ast.If):
-        return not node.orelse and all(map(is_check, node.body))
-    call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and bool(CHECKS.match(called(call)))
-
-
-def without_checks(code: str) -> str:
-    """The code of definitions without the statements that check arguments, where something else is left of a body."""
-    lines = code.splitlines()
-    for node in ast.walk(ast.parse(code)):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        kept = [x for x in node.body[bool(ast.get_docstring(node)) :] if not is_check(x)]
-        for statement in node.body if kept else ():
-            if is_check(statement):
-                lines[statement.lineno - 1 : statement.end_lineno] = [None] * (
-                    statement.end_lineno - statement.lineno + 1
-                )
-    return "\n".join(line for line in lines if line is not None)
-
-
-class HideChecks(SphinxPostTransform):
-    """A reader of the page sees what a cell of the library computes; what runs, and what is exported, stays whole."""
-
-    default_priority = 10  # before the code is coloured
-
-    def run(self, **options):
-        for block in self.document.findall(nodes.literal_block):
-            source, cell = block.parent, block.parent.parent
-            if source.get("nb_element") == "cell_code_source" and "tag_export" in cell["classes"]:
-                block.rawsource, block.children = without_checks(block.astext()), []
-                block += nodes.Text(block.rawsource)
 
 
 def title_of(code: str, is_figure: bool = False) -> str:
@@ -373,5 +330,4 @@ def read_notebook(app, docname: str, source: list[str]) -> None:
 
 def setup(app):
     app.connect("source-read", read_notebook)
-    app.add_post_transform(HideChecks)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

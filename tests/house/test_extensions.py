@@ -448,16 +448,8 @@ def page(folder, name):
     return pages.soup(folder / "_build" / f"{name}.html")
 
 
-def test_a_cell_of_the_library_is_shown_without_its_checks_and_runs_with_them(small_book):
-    text = page(small_book, "03b_second").get_text()
-    assert "return 2 * y" in text and "require" not in text and "ArgumentError" not in text and "a number" in text
-    assert "if y > 3:" in text and "if y < 0:" not in text
-
-
-def test_a_body_of_checks_alone_stays():
-    code = "def check_both(x, y):\n    check(x=x)\n    check(y=y)"
-    assert nbdev_pages.without_checks(code) == code
-    assert nbdev_pages.without_checks("check(x=1)") == "check(x=1)"  # no definition
+def test_a_cell_of_the_library_is_shown_whole(small_book):
+    assert CHECKED.strip() in page(small_book, "03b_second").get_text()
 
 
 def test_no_directive_is_left_on_the_page(small_book):

@@ -4,13 +4,14 @@ Where a limit is looser than the aim beside it, it says how far the house has co
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
-from nbdev_pages import is_check, split_cell, tags_of, with_short_docstrings
+from nbdev_pages import called, split_cell, tags_of, with_short_docstrings
 
 import gbattn
 
@@ -81,6 +82,19 @@ def test_folded_cells_are_short():
             classes = [isinstance(node, ast.ClassDef) for node in ast.parse(code).body]
             functions = [isinstance(node, ast.FunctionDef) for node in ast.parse(code).body]
             assert sum(classes) == 1 and not any(functions), code[:200]
+
+
+CHECKS = re.compile(r"_?check\w*$|_?require$")
+
+
+def is_check(node):
+    """Whether a statement does nothing but check an argument of a caller."""
+    if isinstance(node, ast.Raise):
+        return isinstance(node.exc, ast.Call) and called(node.exc) == "ArgumentError"
+    if isinstance(node, ast.If):
+        return not node.orelse and all(map(is_check, node.body))
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and bool(CHECKS.match(called(call)))
 
 
 def as_one(tree, text):
