@@ -2,8 +2,7 @@
 
 The last columns, where the verdicts stand, would lie beyond the edge of the screen.  _static/book.css draws the cards;
 here each cell is told its heading, and what is no table to look at stays one to a screen reader.  Long lists stay
-tables, and so do tables of two columns and those whose rows fit on one line of a phone.  The heading of the first
-column, which may name what the numbers are, stands above the cards.
+tables, and so do tables of two columns and those whose rows fit on one line of a phone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from html import escape, unescape
 ROWS, COLUMNS = 14, 3  # at most, and at least
 LINE, PADDING = 34, 2  # letters on a line of a phone, and what stands between columns
 NARROW = 4  # book.css gives more columns than these a width that no phone has
-ON_A_PHONE = "d-sm-none text-muted"  # classes of the theme
 TABLE = re.compile(r'<table class="table">(.*?)</table>', re.DOTALL)
 HEAD, ROW, CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL), re.compile(r"<tr\b"), re.compile(r"<td\b")
 INSIDE = re.compile(r"<td\b[^>]*>(.*?)</td>", re.DOTALL)
@@ -43,8 +41,7 @@ def with_cards(table: re.Match) -> str:
     body = CELL.sub(lambda _: f'<td role="cell" data-label="{next(labels)}"', body)
     head = re.sub(r"<th\b", '<th role="columnheader"', head.replace("<thead>", '<thead role="rowgroup">'))
     inside = ROW.sub('<tr role="row"', head + '<tbody role="rowgroup">' + body)
-    above = f'<p class="{ON_A_PHONE}" aria-hidden="true">{escape(heads[0])}</p>' if heads[0] else ""
-    return f'{above}<table class="table cards" role="table">{inside}</table>'
+    return f'<table class="table cards" role="table">{inside}</table>'
 
 
 def add_cards(app, pagename, templatename, context, doctree):

@@ -2,7 +2,7 @@
 
 Matplotlib draws them side by side, and a phone has room for one.  So a wide figure is cut between its panels where
 nothing is drawn, and the page has each piece once more, as a window on the same file; _static/book.css shows either
-the whole or the windows, each under the word for its side if the caption uses it.  Where no cut is clean, where the
+the whole or the windows, each under the word for its side if the caption names the sides.  Where no cut is clean, where the
 panels share the numbers of an axis, or where something belongs to all of them, the figure stays whole and scrolls.
 """
 
@@ -91,14 +91,14 @@ def cuts(svg: str) -> tuple[float, float, list[float]] | None:
 
 def windows(address: str, alt: str, caption: str, width: float, height: float, edges: list[float]) -> str:
     """The pieces of a figure in HTML, each a window on it, named by its side where the caption does so."""
-    pieces, words = [], re.findall(r"\w+", caption.lower())
+    pieces, is_named = [], {"left", "right"} <= {*re.findall(r"\w+", caption.lower())}
     for side, (left, right) in zip(SIDES[len(edges) - 1], pairwise(edges)):
         share = (right - left) / width
         window = (
             f"width:{(right - left) * 4 / 3:.0f}px;aspect-ratio:{right - left:.1f}/{height:.1f};"
             f"background:url({address}) {100 * left / (width - right + left):.2f}% 0/{100 / share:.2f}% 100% no-repeat"
         )
-        name = f"<small>{side}</small>" if side in words else ""
+        name = f"<small>{side}</small>" if is_named else ""
         pieces.append(f'<span>{name}<i style="{window}"></i></span>')
     return f'<div class="panels" role="img" aria-label="{escape(alt)}">{"".join(pieces)}</div>'
 

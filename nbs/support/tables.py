@@ -198,12 +198,14 @@ READ_ONCE = {
     "width 96, text read once, long warm-up": {
         "*standard*": (BOOSTED, "standard", "shift-one-pass"),
         "*wider*, equal parameters": (BOOSTED, "wider", "shift-one-pass"),
-        "*wider*, equal FLOPs, shift in both": (
+    },
+    "the same, shift in both": {
+        "*wider*, equal FLOPs": (
             "boosted_shift",
             "wider_flops_shift",
             "shift-one-pass",
         ),
-    }
+    },
 }
 SHORT_WARM_UP = {
     "width 64, short warm-up": {"*twicing*": (BOOSTED, "twicing", "mini")}

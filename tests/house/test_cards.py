@@ -34,12 +34,6 @@ def test_a_cell_knows_its_heading_and_keeps_its_words():
     assert soup.find("td")["class"] == ["text-right"] and soup.find("table")["class"] == ["table", "cards"]
 
 
-def test_the_heading_of_the_first_column_stands_above_the_cards_and_is_read_once():
-    above = BeautifulSoup(of(table(["noise &amp; arm", *HEADS[1:]], [["one", "2", LONG]])), "html.parser").p
-    assert above.get_text() == "noise & arm" and above["aria-hidden"] == "true" and "d-sm-none" in above["class"]
-    assert above.find_next_sibling("table") and "aria-hidden" not in of(RESULT)
-
-
 def test_to_a_screen_reader_it_stays_a_table():
     soup = BeautifulSoup(of(RESULT), "html.parser")
     roles = {

@@ -152,6 +152,7 @@ TEN, SHIFTED = ("mini-warm", "mini-warm-again"), ("shift", "shift-again")
         ("here", ("boosted_shift", *SHIFTED), ("standard_shift", *SHIFTED)),
         ("late", ("boosted_shift", "shift-length"), ("standard_shift", "shift-length")),
         ("flops", ("boosted_shift", "shift-length"), ("wider_flops_shift", "shift-length")),
+        ("parameters", ("boosted_shift", "shift-length"), ("wider_shift", "composition")),
     ],
 )
 def test_a_finding_has_the_numbers_of_its_records(found, name, first, baseline):

@@ -120,7 +120,7 @@ def test_the_windows_cover_the_figure_and_name_the_sides_that_the_caption_names(
     html = panels.windows("../_images/x.svg", 'Two "panels"', "Left: one. Right: the other.", *sizes)
     assert html.count("url(../_images/x.svg)") == 2 and 'aria-label="Two &quot;panels&quot;"' in html
     assert "<small>left</small>" in html and "<small>right</small>" in html
-    assert "<small>" not in panels.windows("x.svg", "Two panels", "A caption.", *sizes)
+    assert "<small>" not in panels.windows("x.svg", "Two panels", "Left of zero is better.", *sizes)
     assert "width:320px;aspect-ratio:240.0/200.0" in html and "0.00% 0/250.00% 100%" in html
     assert "width:480px;aspect-ratio:360.0/200.0" in html and "100.00% 0/166.67% 100%" in html
 
