@@ -375,6 +375,7 @@ def chapters_are_short(root):
 
 STATEMENT = re.compile(r"^```\{prf:.*?^```$", re.S | re.M)
 ON_A_CLICK = re.compile(r"^```\{\w+\}[^\n]*\n:class: dropdown.*?^```$", re.S | re.M)
+RESULTS_TABLE = re.compile(r"^\w+_tables?\(", re.M)
 PRINTED = re.compile(r"\*\*Time\*\* about (\d+) minutes to read")
 
 
@@ -386,6 +387,7 @@ def reading_minutes(cells):
             head, body = split_cell(source)
             is_open = not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head))
             minutes += "label" in head or bool(is_open and body.strip())
+            minutes += 2 * len(RESULTS_TABLE.findall(body))
             continue
         text, *exercises = re.split(r"^## Exercises$", source, maxsplit=1, flags=re.M)
         text = ON_A_CLICK.sub("", text)
