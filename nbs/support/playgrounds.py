@@ -105,7 +105,7 @@ FIGURES = {
     "fit": (
         "Three points, the fitted line through the origin and dashed residuals; below, as bars, each residual and what "
         "a second round adds.",
-        398,
+        453,
         [
             (f"y{i}", f"point {i}", -2, 6, 0.05, start)
             for i, start in enumerate((2, 3, 5), 1)

@@ -14,13 +14,13 @@
     },
     at: (_, height) => Math.max(-2, Math.min(6, (190 - height) / 30)),
     draw: ({y, F, r, second}, v) => {
-      const colour = v.averages ? given.first : given.data.colour, zero = 320;
+      const colour = v.averages ? given.first : given.data.colour, zero = 375, foot = down(-2) + 20;
       const ends = v.averages ? [] : [0, 1, 2.4];  // the line goes on; averages are known at the points alone
       const curve = (values, ...more) => path(
         ends.length ? ends.map(t => [across(t), down(t * values[0])]) : [[across(1), down(values[0])], [across(2), down(values[1])]], ...more);
       let out = tick(-2, down(-2)) + [2, 4, 6].map(t => tick(t, down(t))).join("") + tick(0, down(0), 0.3)
-        + [1, 2].map(t => text(across(t), down(0) + 20, t, "middle")).join("") + text(580, down(0) - 8, "x", "end") + text(72, 20, "y")
-        + [-4, 4].map(t => tick(t, zero - 12 * t)).join("") + tick(0, zero, 0.3);
+        + [1, 2].map(t => text(across(t), foot, t, "middle")).join("") + text(580, foot, "x", "end") + text(60, 30, "y: points and fit")
+        + text(50, zero - 65, "second look: residual in, result out") + [-4, 4].map(t => tick(t, zero - 12 * t)).join("") + tick(0, zero, 0.3);
       x.forEach((t, i) => { out += line(across(t), down(y[i]), across(t), down(F[i]), given.wrong, 2, 'stroke-dasharray="4 3"'); });
       out += curve(F, colour);
       const bar = (at, value, fill) => {
@@ -30,7 +30,7 @@
       x.forEach((_, i) => {
         const left = 50 + 190 * i;
         out += bar(left, r[i], given.wrong) + bar(left + 38, second[i], colour);
-        out += text(left + 80, zero - 6, round(second[i], 2), "start", colour) + text(left, 392, `point ${i + 1}`);
+        out += text(left + 80, zero - 6, round(second[i], 2), "start", colour) + text(left, zero + 72, `point ${i + 1}`);
       });
       x.forEach((t, i) => { out += circle(across(t), down(y[i]), 9, "currentColor", `data-drag="${names[i]}" style="cursor:ns-resize;touch-action:none"`); });
       return out;
