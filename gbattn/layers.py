@@ -129,6 +129,7 @@ class AttentionInputs(NamedTuple):
 
 # %% ../nbs/06c_layers.ipynb #8e533287
 #| code-fold: true
+# What a call may not mix, what its masks hide, and its angles
 def _check_same_passes(layer: nn.Module) -> None:
     """Require that two passes of a layer are the same."""
     random = layer.training and layer.dropout > 0
@@ -172,6 +173,7 @@ def _angles(layer, x: torch.Tensor, source, positions, past, start):
 
 # %% ../nbs/06c_layers.ipynb #7c1e0a06
 #| code-fold: true
+# How a call is prepared, recorded and projected
 class _PreparedCalls(nn.Module):
     """How a call is checked and prepared, its rounds recorded, and F projected."""
 
@@ -332,6 +334,7 @@ def project(x: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...
 
 # %% ../nbs/06c_layers.ipynb #e1ba3924
 #| code-fold: true
+# How projections and norms of heads are made
 def check_no_dropout(dropout: float, why: str) -> None:
     """Require ``dropout=0`` of a layer that cannot drop attention weights."""
     check(dropout=(dropout, PROBABILITY))
@@ -392,6 +395,7 @@ def _normalized(norm: nn.Module, x: torch.Tensor, head_dim: int) -> torch.Tensor
 
 # %% ../nbs/06c_layers.ipynb #7c1e0a0a
 #| code-fold: true
+# The weights, what a cache stores, and the steps to heads
 class _HeadWeights(AttentionLayer):
     """Weights, what a cache stores, and the steps from projections to heads."""
 
@@ -643,6 +647,7 @@ class MultiHeadAttention(AttentionHeads):
 
 # %% ../nbs/06c_layers.ipynb #7c1e0a10
 #| code-fold: true
+# What a step writes into the memory
 def _write_memory(inputs: AttentionInputs, mask, k, v) -> tuple:
     """Add the new keys that the mask lets through to the memory; return their mask and
     the memory as it was before."""
@@ -660,6 +665,7 @@ def _write_memory(inputs: AttentionInputs, mask, k, v) -> tuple:
 
 # %% ../nbs/06c_layers.ipynb #fcec5d42
 #| code-fold: true
+# The layer: a memory in the place of weights
 class LinearAttention(MultiHeadAttention):
     """Linear attention: scores φ(q)·φ(k) without a softmax, so that the past is one
     K × K memory.
@@ -831,6 +837,7 @@ def register(name: str) -> Callable[[type[nn.Module]], type[nn.Module]]:
 
 # %% ../nbs/06c_layers.ipynb #e0769fe1
 #| code-fold: true
+# What names and options are allowed
 def registered() -> Rule:
     """Return the rule of a name in `LAYERS`."""
     names = ", ".join(map(repr, LAYERS))
