@@ -2,8 +2,8 @@
 
 Matplotlib draws them side by side, and a phone has room for one.  So a wide figure is cut between its panels where
 nothing is drawn, and the page has each piece once more, as a window on the same file; _static/book.css shows either
-the whole or the windows, each under the word for its side if the caption names the sides.  Where no cut is clean, where the
-panels share the numbers of an axis, or where something belongs to all of them, the figure stays whole and scrolls.
+the whole or the windows, each under the word for its side if the caption names the sides.  Where no cut is clean, where
+the panels share the numbers of an axis, or where something belongs to all of them, the figure stays whole and scrolls.
 """
 
 from __future__ import annotations

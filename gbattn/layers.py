@@ -138,8 +138,7 @@ def _check_same_passes(layer: nn.Module) -> None:
 
 
 def _hide(layer, x: torch.Tensor, call: AttentionCall, causal, S: int, start, rounds):
-    """Check what hides keys; return mask, causal flag and score function as
-    `attend_heads` takes them, and the padding as booleans."""
+    """Return what hides keys as `attend_heads` takes it, and boolean padding."""
     (B, T), mask, padding = x.shape[:2], call.mask, call.padding
     check_attention_mask(mask, x.device, (B, layer.n_heads, T, S))
     check_one_reading(mask, B, T)
