@@ -203,6 +203,13 @@ def test_search_says_when_there_is_nothing(browser):
         assert results_of(page, pages.built_site(), "zzyzzx") == []
 
 
+def test_the_contents_at_the_side_open_where_the_page_stands(browser):
+    with tab(browser, **VIEWS["on a desk"]) as (page, _, _):
+        page.goto((pages.built_site() / "nbs" / "18_perplexity.html").as_uri())
+        place = page.locator(".bd-sidebar-primary .toctree-l1.current > a").bounding_box()
+        assert 0 < place["y"] < page.viewport_size["height"] and page.evaluate("scrollY") == 0
+
+
 # ---- What a reader has who unpacks the site, and one who waits for its scripts ----
 
 
@@ -327,6 +334,7 @@ def test_a_row_of_results_is_a_card_on_a_phone_and_its_verdict_is_in_sight(brows
         assert tops == sorted(set(tops)) and box.get_by_text("held").is_visible()
         label = "e => getComputedStyle(e, '::before').content"
         assert box.locator("td").last.evaluate(label) == '"verdict"'
+        assert box.locator("td").first.evaluate(label) == "none"  # its heading is empty
         assert plain.locator("td").last.evaluate(label) == "none"
         assert plain.evaluate("e => e.scrollWidth > e.clientWidth")
         page.set_viewport_size({"width": 1280, "height": 900})
