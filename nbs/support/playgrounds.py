@@ -15,7 +15,7 @@ from gbattn.conventions import colour_of
 
 FOLDER = Path(__file__).parent / "play"
 STYLE = """
-.play {max-width: 40rem; color: var(--pst-color-text-base, #222)}
+.play {max-width: 40rem; margin-inline: auto; color: var(--pst-color-text-base, #222)}
 .play label {display: grid; grid-template-columns: 9.5rem 1fr 3.5rem; gap: .6rem; align-items: center}
 .play label:has([type=checkbox]) {grid-template-columns: auto 1fr}
 .play label:has(select, [type=text]) {grid-template-columns: 9.5rem 1fr}
