@@ -203,13 +203,6 @@ def test_search_says_when_there_is_nothing(browser):
         assert results_of(page, pages.built_site(), "zzyzzx") == []
 
 
-def test_the_contents_at_the_side_open_where_the_page_stands(browser):
-    with tab(browser, **VIEWS["on a desk"]) as (page, _, _):
-        page.goto((pages.built_site() / "nbs" / "18_perplexity.html").as_uri())
-        place = page.locator(".bd-sidebar-primary .toctree-l1.current > a").bounding_box()
-        assert 0 < place["y"] < page.viewport_size["height"] and page.evaluate("scrollY") == 0
-
-
 # ---- What a reader has who unpacks the site, and one who waits for its scripts ----
 
 
