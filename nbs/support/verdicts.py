@@ -234,8 +234,8 @@ def family(report: Report) -> dict[tuple[str, ...], float]:
     """Return the p of every comparison that was planned before its runs, by its arms
     and experiments, or by its name in `COMPOUND`. One that is not in, or is in doubt,
     counts with a p of 1; one that was analysed after ten pairs and again after twenty,
-    with twice its p. (Rules on scatter or on levels have no p; E8 has a family of its
-    own, `composition`.)"""
+    with twice its p. (Rules on scatter or on levels have no p; E8 and E12 have families of
+    their own, `decide`.)"""
     of = dict.fromkeys(s.of(key) for s in SETTINGS for key in s.planned)
     of = dict.fromkeys([*of, *BESIDE])
     found = {one: min(1, report.p(*one) * (1 + (AGAIN in one))) for one in of}
@@ -252,55 +252,72 @@ def corrected_p(report: Report) -> dict[tuple[str, ...], float]:
     """Return the corrected p of every planned claim that one of two arms is ahead: those
     of the `family`, and those of E8, which has its own."""
     own = {
-        (*COMPOSITION[key].arms, "composition"): judged.corrected
-        for key, judged in composition(report).items()
+        COMPOSITION[key].of: judged.corrected
+        for key, judged in decide(report, COMPOSITION).items()
         if COMPOSITION[key].limit == 0
     }
     return planned_p(report) | own
 
 
 class Claim(NamedTuple):
-    """A claim of E8 on the difference of two arms: that its interval lies below a
-    ``limit`` in percent of perplexity, or above."""
+    """A claim of a plan with a family of its own, on the difference ``of`` two arms, in
+    the experiments that follow them: that its interval lies below a ``limit`` in percent
+    of perplexity, or above."""
 
     text: str
-    arms: tuple[str, str]
+    of: tuple[str, ...]
     below: bool
     limit: float
 
 
-# The second is the plan's rule *a rate*, turned round.
+# E8. The second is the plan's rule *a rate*, turned round.
 COMPOSITION = {
     "composition": Claim(
         "composition: boosted − boosted with keys and values of x",
-        ("boosted_shift", "boosted_input_shift"),
+        ("boosted_shift", "boosted_input_shift", "composition"),
         True,
         0.0,
     ),
     "no rate": Claim(
         "more than a learning rate: boosted − standard",
-        ("boosted_shift", "standard_shift"),
+        ("boosted_shift", "standard_shift", "composition"),
         True,
         0.0,
     ),
     "capacity": Claim(
         "capacity: boosted − wider, equal parameters",
-        ("boosted_shift", "wider_shift"),
+        ("boosted_shift", "wider_shift", "composition"),
         False,
         -1.0,
     ),
     "no weights": Claim(
         "the weights are not needed: twicing − boosted",
-        ("twicing_shift", "boosted_shift"),
+        ("twicing_shift", "boosted_shift", "composition"),
         True,
         1.0,
+    ),
+}
+# E12.
+_NEW = "shift-new", "shift-new-plain"
+SHIFT_ONCE_MORE = {
+    "gains": Claim(
+        "the shift gains: standard with the shift − standard",
+        ("standard_shift", "standard", *_NEW),
+        True,
+        -10.0,
+    ),
+    "gains more": Claim(
+        "more than a second round: standard with the shift − boosted without",
+        ("standard_shift", BOOSTED, *_NEW),
+        True,
+        0.0,
     ),
 }
 
 
 class Judged(NamedTuple):
-    """What E8 says of a claim: the difference, None while a run is missing; its p
-    against the limit, alone and corrected for the four claims; the verdict."""
+    """What a plan says of a claim: the difference, None while a run is missing; its p
+    against the limit, alone and corrected for all claims of the plan; the verdict."""
 
     row: Row | None
     p: float
@@ -308,20 +325,20 @@ class Judged(NamedTuple):
     verdict: str
 
 
-def composition(report: Report, name: str = "composition") -> dict[str, Judged]:
-    """Return what E8 decides by the rules of its plan (appendix Y)."""
+def decide(report: Report, claims: dict[str, Claim]) -> dict[str, Judged]:
+    """Return what a plan with a family of its own decides by its rules (appendix Y)."""
     from scipy.stats import ttest_1samp
 
     rows, ps = {}, {}
-    for key, (_, arms, _, limit) in COMPOSITION.items():
-        rows[key] = row = report.difference(*arms, name)
+    for key, (_, of, _, limit) in claims.items():
+        rows[key] = row = report.difference(*of)
         ps[key] = 1.0
-        if has_interval(row) and not report.doubt(row, *arms, name):
-            apart = np.subtract(*report.losses(*arms, name))
+        if has_interval(row) and not report.doubt(row, *of):
+            apart = np.subtract(*report.losses(*of))
             ps[key] = float(ttest_1samp(apart, math.log1p(limit / 100)).pvalue)
     found = {}
-    for key, corrected in zip(COMPOSITION, holm(list(ps.values()))):
-        word, (_, _, below, limit) = "open", COMPOSITION[key]
+    for key, corrected in zip(claims, holm(list(ps.values()))):
+        word, (_, _, below, limit) = "open", claims[key]
         if rows[key] is None:
             word = "not known yet"
         elif corrected < 0.05:
@@ -331,20 +348,19 @@ def composition(report: Report, name: str = "composition") -> dict[str, Judged]:
     return found
 
 
-def judge_composition(report: Report) -> None:
-    """Put the four claims of E8 to the test, or print which runs are missing."""
-    for key, judged in composition(report).items():
-        claim, row = COMPOSITION[key], judged.row
+def judge_plan(report: Report, plan: str, claims: dict[str, Claim]) -> None:
+    """Put the claims of a plan to the test, or print which runs are missing."""
+    for key, judged in decide(report, claims).items():
+        claim, row = claims[key], judged.row
         if row is None:
-            state = report.state_of(*claim.arms, "composition")
-            print(f"E8, {claim.text}\n   not known yet: {state}\n")
+            print(f"{plan}, {claim.text}\n   not known yet: {report.state_of(*claim.of)}\n")
             continue
         low, high = percent(row.low), percent(row.high)
         put_to_test(
-            prediction=f"E8, {claim.text}",
+            prediction=f"{plan}, {claim.text}",
             statistic=f"mean paired difference, % of perplexity, {row.pairs} pairs",
             threshold=f"95 % interval {'below' if claim.below else 'above'} "
-            f"{claim.limit:g}, and p, corrected for four claims, below 0.05",
+            f"{claim.limit:g}, and p, corrected for {len(claims)} claims, below 0.05",
             observed=f"{percent(row.difference):+.2f}  [{low:+.2f}, {high:+.2f}], "
             f"p = {judged.corrected:.4f}",
             holds={"held": True, "did not hold": False}.get(judged.verdict),

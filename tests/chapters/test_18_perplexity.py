@@ -529,15 +529,15 @@ def reports_of_e8(tmp_path_factory):
     return found
 
 
-def words_of_e8(report):
-    return [one.verdict.replace(" ", "-") for one in verdicts.composition(report).values()]
+def words_of_e8(report, decide=verdicts.decide):
+    return [one.verdict.replace(" ", "-") for one in decide(report, verdicts.COMPOSITION).values()]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES_OF_E8)
 def test_what_the_long_run_decides(outcome, reports_of_e8, capsys):
     wanted = OUTCOMES_OF_E8[outcome][1].split()
     assert words_of_e8(reports_of_e8[outcome]) == wanted
-    verdicts.judge_composition(reports_of_e8[outcome])
+    verdicts.judge_plan(reports_of_e8[outcome], "E8", verdicts.COMPOSITION)
     lines = capsys.readouterr().out.splitlines()
     printed = [line.split(maxsplit=1)[1].replace(" ", "-") for line in lines if line.startswith("verdict")]
     assert printed == [word for word in wanted if word != "not-known-yet"]
@@ -546,7 +546,7 @@ def test_what_the_long_run_decides(outcome, reports_of_e8, capsys):
 
 def test_the_p_of_the_long_run_is_students_against_the_limit(reports_of_e8):
     report = reports_of_e8["wide"]
-    found = verdicts.composition(report)
+    found = verdicts.decide(report, verdicts.COMPOSITION)
     for key, (arms, limit) in {
         "composition": (("boosted_shift", "boosted_input_shift"), 1.0),
         "capacity": (("boosted_shift", "wider_shift"), 0.99),
@@ -561,7 +561,8 @@ def test_the_p_of_the_long_run_is_students_against_the_limit(reports_of_e8):
 def test_a_claim_of_the_long_run_has_its_own_correction():
     report, both = of_the_book(), ("boosted_shift", "boosted_input_shift", "composition")
     adjusted = verdicts.corrected_p(report)
-    assert adjusted[both] == verdicts.composition(report)["composition"].corrected and both not in family(report)
+    judged = verdicts.decide(report, verdicts.COMPOSITION)["composition"]
+    assert adjusted[both] == judged.corrected and both not in family(report)
     assert (
         verdict(report, both, adjusted) == "**held** of four" and verdict(report, both, planned_p(report)) == "*seen*"
     )
@@ -573,7 +574,7 @@ MUTANTS_OF_E8 = {
     "the wrong side": ("is_below == below", "is_below != below"),
     "no limit": ("math.log1p(limit / 100)", "0.0"),
     "a limit of the wrong sign": ("math.log1p(limit / 100)", "math.log1p(-limit / 100)"),
-    "runs that diverged": ("if has_interval(row) and not report.doubt(row, *arms, name):", "if row is not None:"),
+    "runs that diverged": ("if has_interval(row) and not report.doubt(row, *of):", "if row is not None:"),
     "no wait": ('word = "not known yet"', 'word = "open"'),
 }
 
@@ -581,18 +582,67 @@ MUTANTS_OF_E8 = {
 @pytest.mark.parametrize("mutant", MUTANTS_OF_E8)
 def test_a_wrong_rule_of_the_long_run_is_noticed(mutant, reports_of_e8):
     old, new = MUTANTS_OF_E8[mutant]
-    source = inspect.getsource(verdicts.composition)
+    source = inspect.getsource(verdicts.decide)
     assert source.count(old) == 1
     scope = dict(vars(verdicts))
     exec(source.replace(old, new), scope)
     noticed = 0
     for outcome, report in reports_of_e8.items():
         try:
-            found = [one.verdict.replace(" ", "-") for one in scope["composition"](report).values()]
+            found = words_of_e8(report, scope["decide"])
             noticed += found != OUTCOMES_OF_E8[outcome][1].split()
         except (TypeError, ValueError):  # of a run without a loss
             noticed += 1
     assert noticed
+
+
+# ---- The rules of E12 ----
+
+
+def report_of_e12(folder, of_standard=-20.0, of_boosted=-14.0, noise=1.0, missing=None, diverged=None):
+    """A report of ten pairs at these differences, standard attention with the shift minus the two, in percent."""
+    names = ("shift-new", ("standard_shift",)), ("shift-new-plain", ("standard", verdicts.BOOSTED))
+    toys = [
+        replace(TOY, name=name, arms=tuple(Arm(name=arm) for arm in arms), seeds=tuple(range(22, 32)))
+        for name, arms in names
+    ]
+    base = [4.5 + noise * x for x in np.linspace(-0.004, 0.004, 10)]
+    others = [
+        [x - math.log1p(gap / 100) + noise * 0.003 * (-1) ** at for at, x in enumerate(base)]
+        for gap in (of_standard, of_boosted)
+    ]
+    losses = [{"standard_shift": base}, dict(zip(("standard", verdicts.BOOSTED), others))]
+    for toy, of_toy in zip(toys, losses):
+        if diverged in of_toy:
+            of_toy[diverged][3] = None
+        save(folder, toy, of_toy)
+    if missing:
+        next((folder / "shift-new-plain").glob(f"{missing}*")).unlink()
+    return Report(folder, {toy.name: toy for toy in toys})
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "held held"),
+        (dict(of_standard=-9, of_boosted=2), "did-not-hold did-not-hold"),
+        (dict(of_standard=-10.1, of_boosted=-0.1), "open open"),
+        (dict(of_standard=-11, of_boosted=-2), "held held"),
+        (dict(of_standard=-20, of_boosted=-14, noise=60), "open open"),
+        (dict(missing="standard"), "not-known-yet held"),
+        (dict(diverged="boosted"), "held open"),
+        (dict(diverged="standard_shift"), "open open"),
+    ],
+)
+def test_what_the_ten_new_seeds_decide(options, wanted, tmp_path, capsys):
+    if options.get("diverged") == "boosted":
+        options = options | dict(diverged=verdicts.BOOSTED)
+    report = report_of_e12(tmp_path, **options)
+    found = verdicts.decide(report, verdicts.SHIFT_ONCE_MORE)
+    assert [one.verdict.replace(" ", "-") for one in found.values()] == wanted.split()
+    verdicts.judge_plan(report, "E12", verdicts.SHIFT_ONCE_MORE)
+    printed = capsys.readouterr().out
+    assert printed.count("E12, ") == 2 and printed.count("not known yet") == wanted.count("not-known-yet")
 
 
 # ---- The rule of E5 ----
