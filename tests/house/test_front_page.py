@@ -254,7 +254,7 @@ def test_the_route_is_the_same_in_the_list_on_the_map_and_in_the_readme():
 
     from support.diagrams import needs_map
 
-    listed = PROSE.split("(short-route)=")[1].split("\n## What you need")[0]
+    listed = PROSE.split("(short-route)=")[1].split("\n**You need**")[0]
     assert re.findall(r"^\d\. \[[^]]*\]\((\w+)\.ipynb", listed, re.M) == [*ROUTE]
     filled = BeautifulSoup(needs_map().data, "html.parser").find_all("a", class_="on-route")
     assert {link["href"].removesuffix(".html") for link in filled} == {*ROUTE}
