@@ -11,34 +11,33 @@ __all__ = ['Loss', 'SquaredError', 'AbsoluteError', 'Huber', 'LogLoss', 'line_se
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
-import numpy as np
 import torch
 
 from gbattn.ground.arguments import (
-    COUNT,
-    NOT_NEGATIVE,
+    BETWEEN_0_AND_1,
     POSITIVE,
-    Rule,
+    POSITIVE_OR_INFINITE,
     check,
-    check_fields,
-    is_number,
-    number,
-    one_of,
-    optional,
     require,
 )
-from gbattn.ground.estimators import (
-    ClassifierOptions,
-    RegressorOptions,
-    hold_out,
-    new_learners,
-    two_classes,
-    weighted_rows,
+from gbattn.ground.boosting_machine import (
+    Classifier,
+    Regressor,
+    fit_labels,
+    fit_targets,
+    named_loss,
 )
-from .ground.packages import check_packages
+from .ground.estimators import lazy_estimators
+from gbattn.ground.quantiles import (
+    weight_args,
+    weighted_mean,
+    weighted_medians,
+    weighted_quantile,
+)
+from .ground.rounds import check_search, read_counts, read_rounds
 from .smoothers import check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14
@@ -62,7 +61,7 @@ class Loss:
 
     def start(self, y, weights=None) -> torch.Tensor:
         """Return the constant estimate to start from, a scalar."""
-        return self.leaf(y, torch.zeros_like(y), *_weight_args(weights))
+        return self.leaf(y, torch.zeros_like(y), *weight_args(weights))
 
     def leaf(self, y, F, weights=None) -> torch.Tensor:
         """Return the constant to add to the estimates of a leaf's rows."""
@@ -90,7 +89,7 @@ class SquaredError(Loss):
         return y - F
 
     def leaf(self, y, F, weights=None):
-        return _mean(y - F, weights)
+        return weighted_mean(y - F, weights)
 
 # %% ../nbs/05_boosting.ipynb #0a380f62
 class AbsoluteError(Loss):
@@ -103,10 +102,10 @@ class AbsoluteError(Loss):
         return (y - F).sign()
 
     def start(self, y, weights=None):
-        return _medians(y, weights).mean()
+        return weighted_medians(y, weights).mean()
 
     def leaf(self, y, F, weights=None):  # of two middle residuals the lower
-        return _medians(y - F, weights)[0]
+        return weighted_medians(y - F, weights)[0]
 
 # %% ../nbs/05_boosting.ipynb #143d3426
 #| code-fold: true
@@ -123,7 +122,8 @@ class Huber(Loss):
     """
 
     def __init__(self, alpha: float = 0.9, delta: float = math.inf):
-        check(delta=(delta, _WIDTH), alpha=(alpha, _BETWEEN))
+        check(alpha=(alpha, BETWEEN_0_AND_1))
+        check(delta=(delta, POSITIVE_OR_INFINITE))
         self.alpha, self.delta = alpha, delta
 
     start = AbsoluteError.start
@@ -131,12 +131,12 @@ class Huber(Loss):
     def leaf(self, y, F, weights=None):  # one step from the median
         median = AbsoluteError().leaf(y, F, weights)
         step = (y - F - median).clamp(-self.delta, self.delta)
-        return median + _mean(step, weights)
+        return median + weighted_mean(step, weights)
 
     def at(self, y, F, weights=None):
         loss = copy.copy(self)  # of a subclass, with all its attributes
         away = (y - F).abs()
-        loss.delta = _quantile(away, self.alpha, weights).item()
+        loss.delta = weighted_quantile(away, self.alpha, weights).item()
         return loss
 
     def value(self, y, F):
@@ -146,47 +146,6 @@ class Huber(Loss):
 
     def negative_gradient(self, y, F):
         return (y - F).clamp(-self.delta, self.delta)
-
-# %% ../nbs/05_boosting.ipynb #b84555d4
-#| code-fold: true
-# Means and quantiles of weighted rows
-_BETWEEN = number("a number between 0 and 1", lambda x: 0 < x < 1)
-_WIDTH: Rule = (
-    lambda x: (isinstance(x, float) and x == math.inf) or (is_number(x) and x > 0),
-    "a positive number or math.inf",
-)
-
-
-def _weight_args(weights):
-    return () if weights is None else (weights,)
-
-
-def _mean(x, weights=None):
-    return x.mean() if weights is None else weights @ x / weights.sum()
-
-
-def _quantiles(x, share, weights):
-    """The smallest and the largest entry at which the weights up to it reach a share
-    of all; they differ where an entry reaches it exactly, but for rounding."""
-    order = x.argsort()
-    below = weights[order].cumsum(0)
-    slack = torch.tensor([1 - 1e-12, 1 + 1e-12], dtype=x.dtype)
-    places = torch.searchsorted(below, share * below[-1] * slack)
-    return x[order[places.clamp(max=len(x) - 1)]]
-
-
-def _medians(x, weights):
-    """The two middle entries, which are one where their number is odd."""
-    if weights is not None:
-        return _quantiles(x, 0.5, weights)
-    return x.sort().values[[(len(x) - 1) // 2, len(x) // 2]]
-
-
-def _quantile(x, share, weights):
-    """The smallest entry up to which the weights reach a share of all."""
-    if weights is not None:
-        return _quantiles(x, share, weights)[0]
-    return x.sort().values[math.ceil(share * len(x)) - 1]
 
 # %% ../nbs/05_boosting.ipynb #e41138fe
 #| code-fold: true
@@ -201,11 +160,11 @@ class LogLoss(Loss):
         return y - F.sigmoid()
 
     def start(self, y, weights=None):
-        return _mean(y, weights).logit()
+        return weighted_mean(y, weights).logit()
 
     def leaf(self, y, F, weights=None):  # one Newton step
-        curvature = _mean(F.sigmoid() * (-F).sigmoid(), weights)
-        slope = _mean(self.negative_gradient(y, F), weights)
+        curvature = weighted_mean(F.sigmoid() * (-F).sigmoid(), weights)
+        slope = weighted_mean(self.negative_gradient(y, F), weights)
         return slope / curvature if curvature > 1e-150 else 0 * slope
 
     def response(self, F):
@@ -218,29 +177,6 @@ class LogLoss(Loss):
         require(mixed, "y", f"targets from {low:g} to {high:g}", want)
 
 # %% ../nbs/05_boosting.ipynb #7eae6d2a
-#| code-fold: true
-# Where the loss stops falling along h
-def _best_step(loss, y, F, h, weights):
-    """Return the step at which the loss stops falling along h, by bisection."""
-    weighted = h if weights is None else weights * h
-    sign = high = (loss.negative_gradient(y, F) @ weighted).sign()
-
-    def falls(step):  # whether the loss falls beyond this step
-        return loss.negative_gradient(y, F + step * h) @ weighted * sign > 0
-
-    while falls(high) and high.abs() < 2**40:
-        high = 2 * high
-    while high.abs() > 0 and not falls(high / 2):
-        high = high / 2
-    low = high / 2  # the loss falls at low, and no longer at high
-    for _ in range(2 - int(math.log2(torch.finfo(F.dtype).eps))):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falls(middle) else (low, middle)
-    return high
-
-# %% ../nbs/05_boosting.ipynb #7eae6d20
-#| code-fold: true
-# The same with its arguments checked
 def line_search(
     loss: Loss,
     y: torch.Tensor,
@@ -267,195 +203,27 @@ def line_search(
     The slope in ρ is bisected, from a bracket between two powers of two down to
     rounding. Source: chapter 5; Friedman (2001), Algorithm 1.
     """
-    _check_search(loss, y, F, h, weights)
-    return _best_step(loss, y, F, h, weights)
+    check_search(loss, y, F, h, weights)
+    weighted = h if weights is None else weights * h
+    sign = high = (loss.negative_gradient(y, F) @ weighted).sign()
 
-# %% ../nbs/05_boosting.ipynb #8765edc9
-# What a loss must be, and what a line search takes
-def _is_loss(loss: object) -> bool:
-    return hasattr(loss, "negative_gradient") and not isinstance(loss, type)
+    def falls(step):  # whether the loss falls beyond this step
+        return loss.negative_gradient(y, F + step * h) @ weighted * sign > 0
 
-
-def _check_search(loss, y, F, h, weights):
-    def like_y(x):
-        fits = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim == 1
-        return fits and x.dtype == y.dtype and x.shape == y.shape
-
-    vector = like_y, "a floating tensor (n,), as y, F and h"
-    loss_rule = _is_loss, "a Loss"
-    check(loss=(loss, loss_rule), y=(y, vector), F=(F, vector), h=(h, vector))
-    for name, x in (("y", y), ("F", F), ("h", h)):
-        finite = bool(x.isfinite().all())
-        require(finite, name, "NaN or infinite entries", "finite entries")
-    if weights is not None:
-        check(weights=(weights, vector))
-        fits = bool((weights.isfinite() & (weights >= 0)).all())
-        require(fits, "weights", "other entries", "finite entries, 0 or more")
+    while falls(high) and high.abs() < 2**40:
+        high = 2 * high
+    while high.abs() > 0 and not falls(high / 2):
+        high = high / 2
+    low = high / 2  # the loss falls at low, and no longer at high
+    for _ in range(2 - int(math.log2(torch.finfo(F.dtype).eps))):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falls(middle) else (low, middle)
+    return high
 
 # %% ../nbs/05_boosting.ipynb #85024c80
 #| code-fold: true
-# A smoother as a base learner
-class _Smoothing:
-    """A recipe X → S as a regressor."""
-
-    def __init__(self, recipe: Callable):
-        self.recipe = recipe
-
-    def fit(self, X, r):
-        self.X, self.r = torch.tensor(X), torch.tensor(r)
-        return self
-
-    def predict(self, X):
-        S = self.recipe(self.X, X_query=torch.tensor(X))  # (m, n)
-        return (S @ self.r).numpy()
-
-# %% ../nbs/05_boosting.ipynb #efbee988
-#| code-fold: true
-# The eight lines, with weights, subsamples and early stopping
-def _boost(machine, X, y, loss, w, stratify=None):
-    """Fit: each round a learner fits the negative gradient of its rows."""
-    from sklearn.utils import check_random_state
-
-    rng = check_random_state(machine.random_state)
-    (X, y, w), others = hold_out(machine, X, y, loss, w, stratify)
-    of = lambda rows=slice(None): () if w is None else (w[rows],)
-    start = 0.0 if machine.init == "zero" else loss.start(y, *of()).item()
-    F, machine.init_ = torch.full_like(y, start), start
-    machine.estimators_, machine.steps_, scores = [], [], []
-    watch = None if others is None else _Watch(machine, *others)
-    learners = new_learners(machine.base_learner, rng, _Smoothing)
-    for learner in islice(learners, machine.n_estimators):
-        rows = _drawn(machine, rng, len(y))
-        loss = loss.at(y, F, *of())
-        r = loss.negative_gradient(y, F).numpy()
-        weight = [("sample_weight", a.numpy()) for a in of(rows)]
-        learner.fit(X[rows], r[rows], **dict(weight))
-        rho = _search(machine, loss, learner, X, y, F, rows, of)
-        machine.estimators_.append(learner)
-        machine.steps_.append(machine.learning_rate * rho)
-        F = F + machine.steps_[-1] * _predictions(learner, X)
-        scores.append(_mean(loss.value(y, F), w).item())
-        if watch is not None and watch.stops(machine, loss):
-            break
-    machine.n_estimators_, machine._loss = len(scores), loss
-    machine.steps_, machine.train_score_ = map(np.array, (machine.steps_, scores))
-    if watch is not None:
-        machine.validation_score_ = np.array(watch.losses)
-    return machine
-
-# %% ../nbs/05_boosting.ipynb #c3afa16c
-# The predictions of a base learner, and what the options of a machine must be
-def _predictions(learner, X: np.ndarray) -> torch.Tensor:
-    """The predictions of a base learner, one number per row."""
-    h = np.asarray(learner.predict(X), dtype=np.float64)
-    got, want = f"predictions of shape {h.shape}", f"shape ({len(X)},)"
-    require(h.shape == (len(X),), "base_learner", got, want)
-    return torch.as_tensor(h)
-
-
-def _is_base_learner(x: object) -> bool:
-    if x is None or isinstance(x, type):
-        return x is None
-    methods = ("fit", "predict", "get_params")
-    recipe = callable(x) and not hasattr(x, "fit")
-    return recipe or all(hasattr(x, name) for name in methods)
-
-
-_RULES: dict[str, Rule] = {
-    "base_learner": (
-        _is_base_learner,
-        "None, a regressor, or a function from rows to a smoother",
-    ),
-    "n_estimators": COUNT,
-    "learning_rate": POSITIVE,
-    "subsample": number("a number in (0, 1]", lambda x: 0 < x <= 1),
-    "line_search": one_of("auto", "leaf", "global", None),
-    "init": one_of(None, "zero"),
-    "n_iter_no_change": optional(COUNT),
-    "validation_fraction": _BETWEEN,
-    "tol": NOT_NEGATIVE,
-}
-
-# %% ../nbs/05_boosting.ipynb #3ed9f0bb
-#| code-fold: true
-# The rows of a round, and its step: one for each leaf, one for all rows, or 1
-def _drawn(machine, rng, n):
-    """The rows of a round, in order."""
-    if machine.subsample == 1:
-        return np.arange(n)
-    size = max(1, int(machine.subsample * n))
-    return np.sort(rng.choice(n, size, replace=False))
-
-
-def _search(machine, loss, learner, X, y, F, rows, of):
-    """The factor ρ of one round; for a tree, each leaf is set to its own."""
-    how = machine.line_search
-    settings = getattr(learner, "get_params", dict)()
-    constrained = any(
-        name.split("__")[-1] == "monotonic_cst" and value is not None
-        for name, value in settings.items()
-    )
-    searchable = hasattr(learner, "tree_") and not constrained
-    if how == "auto":
-        how = "leaf" if searchable else "global"
-    got = f"'leaf' with a {type(learner).__name__}"
-    got += " that has monotonic_cst" if constrained else ""
-    want = "'leaf' with a tree without monotonic_cst, or another line search"
-    require(how != "leaf" or searchable, "line_search", got, want)
-    # A tree of least squares has the best constants in its leaves.
-    criterion = getattr(learner, "criterion", "")
-    squared = criterion in ("squared_error", "friedman_mse")
-    if how == "leaf" and not (squared and type(loss) is SquaredError):
-        leaves = learner.apply(X)
-        constants = learner.tree_.value[:, 0, 0]
-        for leaf in np.unique(leaves[rows]):
-            here = torch.from_numpy(rows[leaves[rows] == leaf])
-            constants[leaf] = loss.leaf(y[here], F[here], *of(here))
-    elif how == "global":
-        h = _predictions(learner, X[rows])
-        step = line_search(loss, y[rows], F[rows], h, *of(rows)).item()
-        return max(step, 0.0) if constrained else step
-    return 1.0
-
-# %% ../nbs/05_boosting.ipynb #b05c1a7e
-# The loss of the rows held out, and the estimates of new rows after each round
-class _Watch:
-    """The mean loss of the rows held out, after each round."""
-
-    def __init__(self, machine, X, y, w):
-        self.X, self.y, self.w, self.losses = X, y, w, []
-        self.F = torch.full_like(y, machine.init_)
-
-    def stops(self, machine, loss):
-        """Add the last round; return whether the loss has stopped falling."""
-        h = _predictions(machine.estimators_[-1], self.X)
-        self.F = self.F + machine.steps_[-1] * h
-        self.losses.append(_mean(loss.value(self.y, self.F), self.w).item())
-        before = self.losses[:-1][-machine.n_iter_no_change :]
-        waited = len(before) == machine.n_iter_no_change
-        return waited and self.losses[-1] + machine.tol >= max(before)
-
-
-def _staged(machine, X):
-    """Estimates after each round, before `Loss.response`."""
-    from sklearn.utils.validation import check_is_fitted, validate_data
-
-    check_is_fitted(machine)
-    X = validate_data(machine, X, dtype=np.float64, reset=False)
-    X = np.ascontiguousarray(X)
-    F = np.full(len(X), machine.init_)
-    for learner, step in zip(machine.estimators_, machine.steps_):
-        F = F + step * _predictions(learner, X).numpy()
-        yield F
-
-
-def _last(machine, X):
-    return deque(_staged(machine, X), maxlen=1)[0]
-
-# %% ../nbs/05_boosting.ipynb #c24f5601
-#| code-fold: true
-# The regressor: fit and predict
-class _Regressor(RegressorOptions):
+# The library's machine: a regressor and a classifier in scikit-learn's form
+class _Regressor(Regressor):
     """Friedman's gradient boosting machine, as a scikit-learn regressor.
 
     Parameters
@@ -514,41 +282,20 @@ class _Regressor(RegressorOptions):
         A weight of 2 counts as two such rows and 0 as none, but rows are drawn and held
         out whatever their weight. Base learner and loss must take weights.
         """
-        from sklearn.utils.validation import validate_data
-
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        loss = self._named_loss()
-        check_fields(self, _RULES)
-        X, y, w = weighted_rows(self.base_learner, X, y, sample_weight, loss)
-        return _boost(self, X, y.astype(np.float64), loss, w)
-
-    def _named_loss(self):
-        if _is_loss(self.loss):
-            return self.loss
         losses = {
             "squared_error": SquaredError,
             "absolute_error": AbsoluteError,
             "huber": lambda: Huber(self.alpha),
             "log_loss": LogLoss,
         }
-        known, want = one_of(*losses)
-        check(loss=(self.loss, (known, f"a Loss or {want}")))
-        return losses[self.loss]()
+        loss = named_loss(self.loss, losses)
+        # The leaves of a least-squares tree are means, as this loss wants them.
+        means = type(loss) is SquaredError
+        data = X, y, sample_weight
+        return fit_targets(self, *data, loss, line_search, means=means)
 
-    def predict(self, X):
-        """Predict targets for features X (n_samples, n_features): (n_samples,)."""
-        F = torch.from_numpy(_last(self, X))
-        return self._loss.response(F).numpy()
 
-    def staged_predict(self, X):
-        """Yield the predictions after each round, (n_samples,) each."""
-        for F in _staged(self, X):
-            yield self._loss.response(torch.from_numpy(F)).numpy()
-
-# %% ../nbs/05_boosting.ipynb #31af0c5a
-#| code-fold: true
-# The classifier: fit, log-odds, probabilities, labels
-class _Classifier(ClassifierOptions):
+class _Classifier(Classifier):
     """Friedman's machine for two classes: `GradientBoosting` with the logistic
     loss, as a scikit-learn classifier.
 
@@ -562,64 +309,14 @@ class _Classifier(ClassifierOptions):
     def fit(self, X, y, sample_weight=None):
         """Fit to features X (n_samples, n_features) and labels y (n_samples,) of
         two classes, weighted as in `GradientBoosting`; return the estimator."""
-        from sklearn.utils.validation import validate_data
-
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_fields(self, _RULES)
-        X, y, w = weighted_rows(self.base_learner, X, y, sample_weight, LogLoss())
-        self.classes_, labels = two_classes(y)
-        return _boost(self, X, labels.astype(np.float64), LogLoss(), w, labels)
-
-    def decision_function(self, X):
-        """Return the log-odds of the second class for features X (n_samples,
-        n_features); shape (n_samples,)."""
-        return _last(self, X)
-
-    def staged_decision_function(self, X):
-        """Yield the log-odds after each round, (n_samples,) each."""
-        yield from _staged(self, X)
-
-    def predict_proba(self, X):
-        """Return the probabilities of both classes, shape (n_samples, 2)."""
-        F = torch.from_numpy(_last(self, X))
-        return torch.stack([(-F).sigmoid(), F.sigmoid()], dim=1).numpy()
-
-    def predict(self, X):
-        """Return the more probable label of each row of X, shape (n_samples,)."""
-        second = _last(self, X) > 0  # which says if it is not fitted
-        return self.classes_[second.astype(int)]
-
-    def staged_predict(self, X):
-        """Yield the labels predicted after each round, (n_samples,) each."""
-        for F in _staged(self, X):
-            yield self.classes_[(F > 0).astype(int)]
-
-# %% ../nbs/05_boosting.ipynb #3278bf7a
-# The classes themselves, made on first use, so that the module loads without scikit-learn
-def _estimators() -> dict[str, type]:
-    """Define the estimators on first use: the module does not load scikit-learn."""
-    check_packages("estimators", "sklearn")
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-
-    class GradientBoosting(_Regressor, RegressorMixin, BaseEstimator):
-        __doc__ = _Regressor.__doc__
-
-    class GradientBoostingClassifier(_Classifier, ClassifierMixin, BaseEstimator):
-        __doc__ = _Classifier.__doc__
-
-    estimators = (GradientBoosting, GradientBoostingClassifier)
-    for estimator in estimators:
-        estimator.__qualname__ = estimator.__name__  # of the module, for pickle
-    return {estimator.__name__: estimator for estimator in estimators}
+        return fit_labels(self, X, y, sample_weight, LogLoss(), line_search)
 
 
-def __getattr__(name: str):
-    if name not in _all_:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals().update(_estimators())
-    return globals()[name]
-
-
+__getattr__ = lazy_estimators(
+    globals(),
+    GradientBoosting=(_Regressor, "RegressorMixin"),
+    GradientBoostingClassifier=(_Classifier, "ClassifierMixin"),
+)
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
 
 # %% ../nbs/05_boosting.ipynb #2f95ff3e
@@ -658,7 +355,9 @@ def staged_l2_boost(
     -----
     Source: Theorem "Rounds of linear smoothers", chapter 5; Bühlmann and Yu (2003).
     """
-    r, smoothers, queries = _check_rounds(smoother, y, rounds, shrinkage, query)
+    r, smoothers, queries = read_rounds(smoother, y, rounds, shrinkage, query)
+    for S in {id(S): S for S in smoothers}.values():  # each matrix once
+        check_rows(S, y=r)
 
     def estimates(r, F=0):
         for S, Q in zip(smoothers, queries):
@@ -668,44 +367,6 @@ def staged_l2_boost(
             yield F[..., 0] if y.ndim == 1 else F
 
     return estimates(r)
-
-# %% ../nbs/05_boosting.ipynb #ac808a38
-#| code-fold: true
-# What the rounds of a smoother take
-def _check_rounds(smoother, y, rounds, shrinkage, query=None):
-    """Check the arguments; return y as columns, and the smoothers and the query
-    smoothers of the rounds."""
-    check(rounds=(rounds, COUNT), shrinkage=(shrinkage, POSITIVE))
-    fits = isinstance(y, torch.Tensor) and y.ndim > 0
-    got = "a scalar" if isinstance(y, torch.Tensor) else type(y).__name__
-    require(fits, "y", got, "a torch.Tensor of shape (n,) or (…, n, c)")
-    columns = y[:, None] if y.ndim == 1 else y
-    smoothers, queries = (
-        list(S) if isinstance(S, Sequence) else [S] * rounds
-        for S in (smoother, query)
-    )
-    want = f"one matrix, or one for each of {rounds} rounds"
-    for name, S in (("smoother", smoothers), ("query", queries)):
-        require(len(S) == rounds, name, f"{len(S)} of them", want)
-    for S in {id(S): S for S in smoothers}.values():  # each matrix once
-        check_rows(S, y=columns)
-    n, dtype = columns.shape[-2], columns.dtype
-    for Q in queries if query is not None else ():
-        fits = isinstance(Q, torch.Tensor) and Q.ndim > 1 and Q.shape[-1] == n
-        got = f"shape {tuple(Q.shape)}" if isinstance(Q, torch.Tensor) else Q
-        require(fits, "query", got, f"shape (…, m, n) with n = {n}, as in y")
-        require(Q.dtype == dtype, "query", f"dtype {Q.dtype}", f"{dtype}, as in y")
-    return columns, smoothers, queries
-
-
-def _check_counts(smoother, rounds, shrinkage) -> tuple[list[int], bool]:
-    """Check the arguments; return the numbers of rounds, and whether several."""
-    several = isinstance(rounds, (Sequence, range)) and len(rounds) > 0
-    counts = list(rounds) if several else [rounds]
-    for count in counts:
-        check(rounds=(count, COUNT))
-    _check_rounds(smoother, smoother, 1, shrinkage)
-    return counts, several
 
 # %% ../nbs/05_boosting.ipynb #f6b47e1c
 def boosted_smoother(
@@ -730,11 +391,14 @@ def boosted_smoother(
         Shape (…, n, n), with the length of `rounds` in front if it is a sequence. To
         apply it to values, use `l2_boost`.
     """
-    counts, several = _check_counts(smoother, rounds, shrinkage)
+    counts = read_counts(rounds)
+    check(shrinkage=(shrinkage, POSITIVE))
+    check_rows(smoother, y=smoother)
     I = torch.eye(smoother.shape[-1]).to(smoother)
     power = torch.linalg.matrix_power
     left = [power(I - shrinkage * smoother, M) for M in counts]  # (I − νS)ᴹ
-    return I - torch.stack(left) if several else I - left[0]
+    left = torch.stack(left) if isinstance(rounds, Sequence) else left[0]
+    return I - left
 
 # %% ../nbs/05_boosting.ipynb #6a7be224
 def l2_boost(

@@ -111,7 +111,12 @@ FLOAT: Rule = (  # infinite and NaN, too
 )
 POSITIVE = number("a positive, finite number", lambda x: x > 0)
 NOT_NEGATIVE = number("a finite number, 0 or more", lambda x: x >= 0)
+POSITIVE_OR_INFINITE: Rule = (
+    lambda x: (isinstance(x, float) and x == math.inf) or (is_number(x) and x > 0),
+    "a positive number or math.inf",
+)
 FRACTION = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
+BETWEEN_0_AND_1 = number("a number between 0 and 1", lambda x: 0 < x < 1)
 PROBABILITY = number("a probability from 0 up to 1", lambda x: 0 <= x < 1)
 INTEGER: Rule = is_integer, "an integer"
 COUNT: Rule = is_count, "a positive integer"

@@ -1,4 +1,4 @@
-"""What estimators in scikit-learn's form share: their arrays, weights, classes, base learners and rows held out."""
+"""What estimators in scikit-learn's form share: how their classes are made, arrays, weights, learners and rows held out."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -8,6 +8,26 @@ import numpy as np
 import torch
 
 from gbattn.ground.arguments import require
+from gbattn.ground.packages import check_packages
+
+
+def lazy_estimators(namespace: dict, **classes: tuple[type, str]) -> Callable[[str], type]:
+    """The `__getattr__` of a module that makes its estimators when they are first asked for, so that the module loads
+    without scikit-learn: by name, the class with their docstring and methods, and the name of scikit-learn's mixin."""
+    module = namespace["__name__"]
+
+    def make(name: str) -> type:
+        if name not in classes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        check_packages("estimators", "sklearn")
+        from sklearn import base
+
+        body, mixin = classes[name]
+        bases = (body, getattr(base, mixin), base.BaseEstimator)
+        namespace[name] = type(name, bases, {"__doc__": body.__doc__, "__module__": module})  # where pickle finds it
+        return namespace[name]
+
+    return make
 
 
 def read_arrays(estimator, X, y, sample_weight) -> dict[str, torch.Tensor]:
@@ -56,8 +76,23 @@ def weighted_rows(base_learner, X, y, sample_weight, loss) -> tuple:
     return X[here], y[here], w[here]
 
 
-def new_learners(base, rng, smoothing: Callable) -> Iterator:
-    """Unfitted base learners, without end: clones of a regressor, by default a tree; `smoothing` of a recipe."""
+class Smoothing:
+    """A recipe from rows to a smoother, as a regressor."""
+
+    def __init__(self, recipe: Callable):
+        self.recipe = recipe
+
+    def fit(self, X, r):
+        self.X, self.r = torch.tensor(X), torch.tensor(r)
+        return self
+
+    def predict(self, X):
+        S = self.recipe(self.X, X_query=torch.tensor(X))  # (m, n)
+        return (S @ self.r).numpy()
+
+
+def new_learners(base, rng) -> Iterator:
+    """Unfitted base learners, without end: clones of a regressor, by default a tree; `Smoothing` of a recipe."""
     from sklearn.base import clone
     from sklearn.tree import DecisionTreeRegressor
 
@@ -65,7 +100,7 @@ def new_learners(base, rng, smoothing: Callable) -> Iterator:
         base = DecisionTreeRegressor(max_depth=3)
     if not hasattr(base, "fit"):
         while True:
-            yield smoothing(base)
+            yield Smoothing(base)
     names = base.get_params().items()
     draws = [name for name, value in names if name.split("__")[-1] == "random_state" and value is None]
     while True:
@@ -106,61 +141,3 @@ def two_classes(y) -> tuple[np.ndarray, np.ndarray]:
     classes, labels = np.unique(y, return_inverse=True)
     require(len(classes) == 2, "y", f"{len(classes)} class", "two classes")
     return classes, labels
-
-
-class RegressorOptions:
-    """The options of `gbattn.boosting.GradientBoosting`, which says what they are."""
-
-    def __init__(
-        self,
-        base_learner=None,
-        *,
-        loss="squared_error",
-        learning_rate=0.1,
-        n_estimators=100,
-        line_search="auto",
-        subsample=1.0,
-        init=None,
-        alpha=0.9,
-        n_iter_no_change=None,
-        validation_fraction=0.1,
-        tol=1e-4,
-        random_state=None,
-    ):
-        self.base_learner, self.loss = base_learner, loss
-        self.learning_rate, self.n_estimators = learning_rate, n_estimators
-        self.line_search, self.subsample = line_search, subsample
-        self.init, self.alpha, self.tol = init, alpha, tol
-        self.n_iter_no_change = n_iter_no_change
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-
-
-class ClassifierOptions:
-    """The options of `gbattn.boosting.GradientBoostingClassifier`, which says what they are."""
-
-    def __init__(
-        self,
-        base_learner=None,
-        *,
-        learning_rate=0.1,
-        n_estimators=100,
-        line_search="auto",
-        subsample=1.0,
-        init=None,
-        n_iter_no_change=None,
-        validation_fraction=0.1,
-        tol=1e-4,
-        random_state=None,
-    ):
-        self.base_learner, self.init, self.tol = base_learner, init, tol
-        self.learning_rate, self.n_estimators = learning_rate, n_estimators
-        self.line_search, self.subsample = line_search, subsample
-        self.n_iter_no_change = n_iter_no_change
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
