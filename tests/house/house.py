@@ -129,9 +129,9 @@ def is_chapter(path):
 
 
 def module_of(path):
-    """The module that a notebook writes, or None."""
-    heads = (split_cell(c.source)[0] for c in cells_of(path) if c.kind == "code")
-    return next((head["default_exp"] for head in heads if "default_exp" in head), None)
+    """The module that a notebook writes, or, as a lettered one may, adds to; or None."""
+    heads = [split_cell(c.source)[0] for c in cells_of(path) if c.kind == "code"]
+    return next((head[key] for key in ("default_exp", "export") for head in heads if head.get(key)), None)
 
 
 # ---- The laws ----

@@ -191,35 +191,34 @@ def three_tokens():
 
 @exercise(
     "03.1",
-    "the first token's estimate of the slope after three rounds, and the degrees of freedom of two, 2A − A²",
+    "the first token's estimate of the slope after three rounds",
     "The slope is learned quickly; the peak, whose factor is smaller, more slowly.",
 )
 def _():
-    from gbattn.smoothers import degrees_of_freedom
-
-    A, slope = three_tokens(), torch.arange(3.0)
-    left = torch.eye(3) - A
+    slope, left = torch.arange(3.0), torch.eye(3) - three_tokens()
     after = lambda rounds: (
         slope - torch.linalg.matrix_power(left, rounds) @ slope
     )[0].item()
-    once = degrees_of_freedom(A).item()
-    yield [after(3), degrees_of_freedom(2 * A - A @ A).item()]
-    yield [after(2), ANY], "The first number is that after two rounds."
-    yield [after(4), ANY], "The first number is that after four rounds."
-    yield (
-        [-after(3), ANY],
-        "The first number has the wrong sign: the estimate stays above 0.",
-    )
-    yield (
-        [ANY, 3.0],
-        "The sum of all weights is 3, for every smoother of three rows. Degrees of freedom are the trace.",
-    )
-    yield [ANY, once], "The second number is that of one round."
-    yield [ANY, 2 * once], "Two rounds have the trace of 2A, less that of A²."
+    yield after(3)
+    yield after(2), "That is the estimate after two rounds."
+    yield after(4), "That is the estimate after four rounds."
+    yield -after(3), "The estimate stays above 0."
 
 
 @exercise(
     "03.2",
+    "the variance of the first token after one round",
+    "Averages have less noise than the values: that is what they are for.",
+)
+def _():
+    weights = three_tokens()[0]
+    yield weights.square().sum().item()
+    yield weights.sum().item(), "Variances add with the squares of the weights."
+    yield weights.square().sum().sqrt().item(), "That is the standard deviation."
+
+
+@exercise(
+    "03.3",
     "the coordinate to append to each key, from keys of shape (n, d), if the query's is 1",
     "Softmax attention can be a Gaussian smoother, if it may have one more coordinate.",
     on=lambda: [drawn((7, 3))],
@@ -244,8 +243,56 @@ def _():
     )
 
 
+# ---- 3a Many rounds, and a temperature from the data ----
+
+
 @exercise(
-    "03.4",
+    "03a.1",
+    "the share p from which on a round leaves less than it was given",
+    "At one half both rows are equal: the average of the residual is zero, and the round does nothing.",
+)
+def _():
+    yield 0.5
+    yield 0.75, "There a round leaves one half. From where on does it leave less than all?"
+    yield 0.0, "With p = 0 the tokens exchange what is left, and a round doubles it."
+
+
+@exercise(
+    "03a.2",
+    "target minus prediction at the first token, from the other two",
+    "Without itself a token is missed by more, by one over the attention that it pays to others.",
+)
+def _():
+    A, slope = three_tokens(), torch.arange(3.0)
+    missed = (slope - A @ slope)[0].item()
+    others = 1 - A[0, 0].item()
+    yield missed / others
+    yield -missed / others, "That is the prediction, or prediction minus target."
+    yield missed, "That is the error of the round that has seen the token."
+    yield missed * others, "Divide by 1 − 0.64: the error grows."
+
+
+@exercise(
+    "03a.3",
+    "the degrees of freedom of two rounds, 2A − A²",
+    "Two rounds fit more closely than one, so they cost more.",
+)
+def _():
+    from gbattn.smoothers import degrees_of_freedom
+
+    A = three_tokens()
+    once = degrees_of_freedom(A).item()
+    yield degrees_of_freedom(2 * A - A @ A).item()
+    yield (
+        3.0,
+        "The sum of all weights is 3, for every smoother of three rows. Degrees of freedom are the trace.",
+    )
+    yield once, "That is the number of one round."
+    yield 2 * once, "Two rounds have the trace of 2A, less that of A²."
+
+
+@exercise(
+    "03a.4",
     "the predictions for all rows, each left out of both rounds, from A of shape (n, n) and y of shape (n, 1)",
     "The shortcut of one round does not hold for 2A − A², whose weights depend on which rows are present.",
     on=lambda: [(torch.rand(9, 9).softmax(-1), torch.randn(9, 1))],
