@@ -1,4 +1,4 @@
-"""Chapter 3: the claims with their mutants, and what a lesson should not carry: faults, dtypes, batches, gradients."""
+"""Chapters 3 and 3a: the claims with their mutants, and what a lesson should not carry: faults, dtypes, batches, gradients."""
 
 import itertools
 import math

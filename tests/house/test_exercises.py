@@ -193,7 +193,7 @@ def test_a_chapter_lists_what_its_exercises_want():
 def test_a_check_leaves_the_page_as_it_was():
     torch.set_default_dtype(torch.float32)
     state = torch.get_rng_state()
-    exercises.check("03.2", lambda k: -k.square().sum(-1) / 2)
+    exercises.check("03.3", lambda k: -k.square().sum(-1) / 2)
     assert torch.get_default_dtype() == torch.float32 and torch.equal(torch.get_rng_state(), state)
 
 

@@ -102,6 +102,12 @@ def test_a_chapter_without_a_module(small_house):
     only(house.chapters_export_a_module(small_house.built()), "nbs/01_first.ipynb", "default_exp")
 
 
+def test_a_lettered_page_may_add_to_the_module_of_its_chapter(small_house):
+    small_house.chapters["00a_more.ipynb"] = [code(COLAB), markdown("# More"), code("#| export floor\ntwo = 2")]
+    root = small_house.built()
+    assert house.module_of(root / "nbs" / "00a_more.ipynb") == "floor" and house.chapters_export_a_module(root) == []
+
+
 @pytest.mark.parametrize(
     "source",
     [
