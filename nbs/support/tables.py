@@ -160,7 +160,7 @@ READS_INPUT = {
     "width 64, learned positions": {
         "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
     },
-    "the same, shift in both, long run": {
+    "width 64, shift in both, long run": {
         "*boosted*, keys and values of $x$": (
             "boosted_shift",
             "boosted_input_shift",
@@ -199,7 +199,7 @@ READ_ONCE = {
         "*standard*": (BOOSTED, "standard", "shift-one-pass"),
         "*wider*, equal parameters": (BOOSTED, "wider", "shift-one-pass"),
     },
-    "the same, shift in both": {
+    "width 96, text read once, shift in both": {
         "*wider*, equal FLOPs": (
             "boosted_shift",
             "wider_flops_shift",

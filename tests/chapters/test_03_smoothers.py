@@ -1,4 +1,4 @@
-"""Chapters 3 and 3a: the claims with their mutants, and what a lesson should not carry: faults, dtypes, batches, gradients."""
+"""Chapters 3 and 3a: the claims with their mutants, and what a lesson should not carry: faults, dtypes, batches."""
 
 import itertools
 import math
