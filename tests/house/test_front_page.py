@@ -145,6 +145,7 @@ TEN, SHIFTED = ("mini-warm", "mini-warm-again"), ("shift", "shift-again")
     ("name", "first", "baseline"),
     [
         ("shift", ("standard_shift", "shift"), PLAIN),
+        ("again", ("standard_shift", "shift-new"), ("standard", "shift-new-plain")),
         ("second", (BOOSTED, *TEN), PLAIN),
         ("wider", ("wider_flops", "mini-warm-flops"), PLAIN),
         ("form", (BOOSTED, "form"), ("stack", "form")),
