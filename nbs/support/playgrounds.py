@@ -234,6 +234,17 @@ FIGURES = {
             ("token", "reading token", 1, 8, 1, 8),
         ],
     ),
+    "compose": (
+        "The letters of a word, and below each the letter before it. Arcs lead from the query token back to the tokens "
+        "that it attends to in round 1; their weights stand above. At the end the guess.",
+        190,
+        [
+            ("word", "word", "radar", 11),
+            ("place", "query token", 1, 5, 1, 5),
+            ("sharp", "sharpness", 0, 10, 0.5, 10),
+            ("keys", "keys read", ("the residual r", "the input x")),
+        ],
+    ),
     "radar": (
         "The letters of a word behind a start. Above each a bar, its attention weight in round 0; below it its label, "
         "the letter before it, and a bar, its weight in round 1. At the end the guess.",
@@ -309,6 +320,12 @@ KEYS = {
         ("■", "first", "attention weight"),
         ("□", "data", "the reading token"),
         ("━", "own", "the token before, in a key"),
+    ],
+    "compose": [
+        ("╲", "first", "round 0: the letter before"),
+        ("□", "data", "query token"),
+        ("⌣", "second", "weights of round 1"),
+        ("→", "second", "guess"),
     ],
     "radar": [
         ("■", "first", "round 0"),
@@ -553,6 +570,23 @@ STEPS = {
             "a new token",
             {"share": 1, "token": 6},
             "Nothing has followed this token yet, and the head has nothing to say.",
+        ),
+    ],
+    "compose": [
+        (
+            "abracadabra",
+            {"word": "abracadabra", "place": 11},
+            "Four tokens came after an a, so the guess is split.",
+        ),
+        (
+            "no repeat",
+            {"word": "planet", "place": 6},
+            "A letter that is new has no continuation to find.",
+        ),
+        (
+            "keys from x",
+            {"keys": 1},
+            "These keys do not hold the letter before: they all look alike.",
         ),
     ],
     "radar": [

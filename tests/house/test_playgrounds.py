@@ -360,6 +360,38 @@ def test_the_rounds_on_a_word_are_those_of_the_induction_layer(compute, word, pl
     assert (found["output"] - trace.output[0, place, :26]).abs().max() < EXACT
 
 
+@pytest.fixture(scope="module")
+def last_token():
+    """The function of chapter 8's page, which takes no query but the last: a prefix is what an earlier one may see."""
+    cells = json.loads((Path(__file__).parents[2] / "nbs" / "08_boosted.ipynb").read_text())["cells"]
+    (source,) = ("".join(c["source"]) for c in cells if "def last_token" in "".join(c["source"]))
+    exec(source.partition("\n\n\n")[0], names := {"torch": torch})
+    return names["last_token"]
+
+
+@pytest.mark.parametrize("sharp", [0, 1.5, 10])
+@pytest.mark.parametrize(("word", "place"), [("radar", 5), ("abracadabra", 11), ("Ab-Aba!", 4), ("aaa", 3), ("dad", 1)])
+def test_the_weights_on_a_word_are_those_of_the_last_token_of_the_page(compute, last_token, word, place, sharp):
+    seen = "".join(letter for letter in word.lower() if letter.isalpha())[:place]
+    letters = torch.nn.functional.one_hot(torch.tensor([ord(letter) - 97 for letter in seen]), 26).double()
+    for keys, wanted in enumerate(last_token(seen, sharp)):
+        found = compute("compose", word=word, place=place, sharp=sharp, keys=keys)
+        assert len(found["weights"]) == place and (found["weights"] - wanted).abs().max() < 1e-6  # single precision
+        assert (found["output"] - wanted.double() @ letters).abs().max() < 1e-6
+
+
+def test_a_letter_is_tapped_and_no_word_is_no_error(phone):
+    root = phone.locator("#play-compose")
+    word, place, told = root.locator("[name=word]"), root.locator("[name=place]"), root.locator("p")
+    root.locator("[data-pick='place 4']").tap()
+    assert place.input_value() == "4"
+    assert told.inner_text().startswith("Token 4, “a”, looks for a token that came after an “a”, and finds token 3 ")
+    word.fill("")
+    assert told.inner_text().startswith("Type a word")
+    root.locator("button").last.tap()
+    assert (word.input_value(), place.input_value()) == ("radar", "5")
+
+
 def test_a_typed_word_is_asked_at_its_last_letter_and_no_word_is_no_error(page):
     root = page.locator("#play-radar")
     word, place, told = root.locator("[name=word]"), root.locator("[name=place]"), root.locator("p")
@@ -400,7 +432,7 @@ def test_a_figure_answers_to_the_keyboard_and_starts_again(page, name):
     first = root.locator("input:not([type=text]), select").first
     first.focus()
     for _ in range(3):
-        first.press({"pairs": "ArrowDown", "radar": "ArrowLeft"}.get(name, "ArrowRight"))
+        first.press({"pairs": "ArrowDown", "radar": "ArrowLeft", "compose": "ArrowLeft"}.get(name, "ArrowRight"))
     assert seen()[0] != start[0]
     root.locator("button").last.click()
     assert seen() == start
@@ -598,6 +630,11 @@ LESSONS = {
     "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
     "half and half": lambda now, start: small(now["weights"][[1, 2, 7]] - now["weights"].max()),
     "shifted": lambda now, start: now["weights"][2] > 0.9 and (start["weights"][[1, 7]] - 0.49).abs().max() < 0.01,
+    "abracadabra": lambda now, start: (
+        small(now["weights"][[1, 4, 6, 8]] - 0.25) and small(now["output"][:4] - torch.tensor([0, 0.5, 0.25, 0.25]))
+    ),
+    "no repeat": lambda now, start: small(now["weights"] - 1 / 6),
+    "keys from x": lambda now, start: small(start["weights"][1] - 1) and small(now["weights"] - 1 / 5),
     "two continuations": lambda now, start: (
         small(now["output"][[15, 24]] - 0.5) and small(now["second"][[3, 5]] - 0.5) and small(start["output"][0] - 1)
     ),

@@ -536,6 +536,45 @@ def _():
     yield by_hand(gated=False), "The gate is the sigmoid of its map of F and c."
 
 
+def agreeing(own=1, before=1):
+    """Weights of the last token of a word, by what a token scores for coming after the
+    last letter, and for coming two places after the last but one."""
+
+    def weights(word):
+        scores = [
+            own * (j > 0 and word[j - 1] == word[-1])
+            + before * (j > 1 and word[j - 2] == word[-2])
+            for j in range(len(word))
+        ]
+        return (10.0 * torch.tensor(scores)).softmax(0)
+
+    return weights
+
+
+@exercise(
+    "08.5",
+    "the weights that the last token of a word gives to each of its tokens in round 2",
+    "Where no place has both letters, those with one share the weight: the layer falls back to a shorter memory.",
+    on=lambda: [("entertainment",), ("abcabdab",), ("abab",)],
+)
+def _():
+    yield agreeing()
+    yield agreeing(before=0), "It finds what came after the last letter alone."
+    yield agreeing(own=0), "It asks only for the letter two back, and not for the one before."
+    yield (
+        agreeing(before=-1),
+        "A sign: each residual negates what a round has added. What sign has the letter two back?",
+    )
+    yield (
+        agreeing(own=-1),
+        "A sign: in r the letter before stands with a minus, which the score has to take back.",
+    )
+    yield (
+        agreeing(own=-1, before=-1),
+        "Both signs: the last token shuns what agrees with it.",
+    )
+
+
 # ---- 9 Retrieval ----
 
 

@@ -4,6 +4,7 @@
 // one that cannot.
 // It may have most: by the name of a slider, values -> the largest value that it has now.
 // What carries data-drag="name" moves the input of that name; draw.value turns a height into a value.
+// What carries data-pick="name value" sets that input to the value when it is clicked or tapped.
 const play = (root, figure) => {
   const inputs = [...root.querySelectorAll("input, select")];
   const svg = root.querySelector("svg"), told = root.querySelector("p");
@@ -66,6 +67,13 @@ const play = (root, figure) => {
   svg.addEventListener("pointermove", event => held && place(event));
   svg.addEventListener("pointerup", () => { held = null; });
   svg.addEventListener("pointercancel", () => { held = null; });
+  svg.addEventListener("click", event => {
+    const [name, value] = event.target.dataset.pick?.split(" ") ?? [];
+    if (!name) return;
+    inputs.find(e => e.name === name).value = value;
+    lesson = "";
+    show();
+  });
   root.compute = figure.compute;  // the book's tests hold it against the library
   show();
 };
