@@ -46,6 +46,8 @@ def diagram(
     for name, (x, y, text, *method) in boxes.items():
         frame = colour_of(*method) if method else "none"
         style = dict(boxstyle="round,pad=0.45", fc="none", ec=frame, lw=1.4)
+        if method:  # room beside the words
+            text = "\n".join(f" {line} " for line in text.split("\n"))
         drawn[name] = ax.text(x, y, text, ha="center", va="center", bbox=style)
     across, up = zip(*(box[:2] for box in boxes.values()))
     ax.set(
@@ -137,7 +139,7 @@ def line_up() -> None:
         for line in lines.split(","):
             start, end = line.split()
             arrows.append(f"{of}{start} > {of}{end}")
-    diagram(boxes, "\n".join(arrows), size=(5.5, 7))
+    diagram(boxes, "\n".join(arrows), size=(6.2, 7))
 
 
 class Chapter(NamedTuple):

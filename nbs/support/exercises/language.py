@@ -616,6 +616,31 @@ def _():
     yield means[1] / sum(means), "Weight each gain by its share of the tokens."
 
 
+@exercise(
+    "17a.5",
+    "the attention weights, T by T, of T tokens",
+    "A token finds what came after its copies. So one head with the shift does what takes two attentions without it.",
+    on=lambda: [(torch.tensor([3, 1, 4, 1, 5, 3, 1, 0]),), (torch.arange(9) % 4,)],
+)
+def _():
+    def weights(own=-1.0, previous=1.0, causal=True, back=1):
+        def of(tokens):
+            keys = torch.nn.functional.one_hot(tokens).double()
+            before = keys.roll(back, 0)
+            before[0 if back > 0 else -1] = 0
+            scores = 20 * keys @ ((1 + own) * keys + previous * before).T
+            later = torch.ones(len(keys), len(keys)).triu(1).bool()
+            return scores.masked_fill(later & causal, -math.inf).softmax(-1)
+
+        return of
+
+    yield weights()
+    yield weights(causal=False), "A token may attend to itself and to earlier ones only."
+    yield weights(previous=0.0, own=0.0), "These keys are not shifted."
+    yield weights(own=0.0), "With a = −1 nothing is left of a token's own key."
+    yield weights(back=-1), "The shift brings the key of the token before, not after."
+
+
 # ---- 18 Results ----
 
 
