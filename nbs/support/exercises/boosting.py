@@ -105,6 +105,40 @@ def _():
     )
 
 
+@exercise(
+    "05.5",
+    "the step ρ, from y and h of ±1 and estimates F, tensors of one shape",
+    "Chosen so, and with learners fitted to the same weights, the rounds are those of AdaBoost.",
+    on=lambda: [(torch.randn(40).sign(), torch.randn(40), torch.randn(40).sign()) for _ in range(3)],
+)
+def _():
+    def wrong(y, F, h):
+        return (-y * F).softmax(0)[h != y].sum()
+
+    step = lambda wrong: ((1 - wrong) / wrong).log() / 2
+    yield lambda y, F, h: step(wrong(y, F, h))
+    yield (
+        lambda y, F, h: 2 * step(wrong(y, F, h)),
+        "Set the derivative in ρ to zero: which power of e is (1 − ε)/ε?",
+    )
+    yield (
+        lambda y, F, h: -step(wrong(y, F, h)),
+        "The sign: a learner that is mostly right should be added.",
+    )
+    yield (
+        lambda y, F, h: step((h != y).double().mean()),
+        "This counts all rows alike. At F = 0 it is right; later each row has its own loss.",
+    )
+    yield (
+        lambda y, F, h: step(wrong(y, -F, h)),
+        "A row that F gets right should count less, not more.",
+    )
+    yield (
+        lambda y, F, h: 1 - 2 * wrong(y, F, h),
+        "That is the slope of the loss at ρ = 0. How far does the loss fall?",
+    )
+
+
 # ---- 6 Attention ----
 
 
