@@ -27,8 +27,7 @@ from gbattn.ground.arguments import (
     optional,
     require,
 )
-from .ground.estimators import read_arrays
-from .ground.packages import check_packages
+from .ground.estimators import lazy_estimators, read_arrays
 from .ground.tensors import check_mask, full_precision
 from gbattn.ground.whitening import (
     inverse_lengths,
@@ -472,26 +471,10 @@ class _LeastSquares:
 # %% ../nbs/01_least_squares.ipynb #a0dae7b8
 #| code-fold: true
 # The class itself, made on first use, so that the module loads without scikit-learn
-def _estimator() -> type:
-    """Define LeastSquares on first use, so that the module does not load
-    scikit-learn."""
-    check_packages("estimators", "sklearn")
-    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-
-    class LeastSquares(_LeastSquares, MultiOutputMixin, RegressorMixin, BaseEstimator):
-        __doc__ = _LeastSquares.__doc__
-
-    LeastSquares.__qualname__ = "LeastSquares"  # of the module, for pickle
-    return LeastSquares
-
-
-def __getattr__(name: str):
-    if name != "LeastSquares":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _estimator()
-    return globals()[name]
-
-
+__getattr__ = lazy_estimators(
+    globals(),
+    LeastSquares=(_LeastSquares, "MultiOutputMixin", "RegressorMixin"),
+)
 _all_ = ["LeastSquares"]
 
 # %% ../nbs/01_least_squares.ipynb #0e1ace6a

@@ -11,9 +11,9 @@ from gbattn.ground.arguments import require
 from gbattn.ground.packages import check_packages
 
 
-def lazy_estimators(namespace: dict, **classes: tuple[type, str]) -> Callable[[str], type]:
+def lazy_estimators(namespace: dict, **classes: tuple) -> Callable[[str], type]:
     """The `__getattr__` of a module that makes its estimators when they are first asked for, so that the module loads
-    without scikit-learn: by name, the class with their docstring and methods, and the name of scikit-learn's mixin."""
+    without scikit-learn: by name, the class with their docstring and methods, and the names of scikit-learn's mixins."""
     module = namespace["__name__"]
 
     def make(name: str) -> type:
@@ -22,8 +22,8 @@ def lazy_estimators(namespace: dict, **classes: tuple[type, str]) -> Callable[[s
         check_packages("estimators", "sklearn")
         from sklearn import base
 
-        body, mixin = classes[name]
-        bases = (body, getattr(base, mixin), base.BaseEstimator)
+        body, *mixins = classes[name]
+        bases = (body, *(getattr(base, mixin) for mixin in mixins), base.BaseEstimator)
         namespace[name] = type(name, bases, {"__doc__": body.__doc__, "__module__": module})  # where pickle finds it
         return namespace[name]
 
