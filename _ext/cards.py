@@ -2,7 +2,8 @@
 
 The last columns, where the verdicts stand, would lie beyond the edge of the screen.  _static/book.css draws the cards;
 here each cell is told its heading, and what is no table to look at stays one to a screen reader.  Long lists stay
-tables, and so do tables of two columns and those whose rows fit on one line of a phone.
+tables, and so do tables of two columns and those whose rows fit on one line of a phone.  In all of them a heading says
+whether it is one of a column or of a row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ NARROW = 4  # book.css gives more columns than these a width that no phone has
 TABLE = re.compile(r'<table class="table">(.*?)</table>', re.DOTALL)
 HEAD, ROW, CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL), re.compile(r"<tr\b"), re.compile(r"<td\b")
 INSIDE = re.compile(r"<td\b[^>]*>(.*?)</td>", re.DOTALL)
+TOP, UNSAID = re.compile(r"<thead\b.*?</thead>", re.DOTALL), re.compile(r"<th\b(?![^>]*\bscope=)")
 
 
 def text_of(cell: str) -> str:
@@ -44,9 +46,15 @@ def with_cards(table: re.Match) -> str:
     return f'<table class="table cards" role="table">{inside}</table>'
 
 
+def with_scopes(html: str) -> str:
+    """A page whose headings stand for their column at the top of a table, else for their row, if they do not say."""
+    html = TOP.sub(lambda top: UNSAID.sub('<th scope="col"', top[0]), html)
+    return UNSAID.sub('<th scope="row"', html)
+
+
 def add_cards(app, pagename, templatename, context, doctree):
     if doctree is not None:
-        context["body"] = TABLE.sub(with_cards, context["body"])
+        context["body"] = with_scopes(TABLE.sub(with_cards, context["body"]))
 
 
 def setup(app):

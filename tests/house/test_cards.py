@@ -55,6 +55,14 @@ def test_a_table_of_claims_has_no_classes_and_is_one_too():
     assert {head["role"] for head in soup.find_all("th")} == {"columnheader"}
 
 
+def test_a_heading_says_whether_it_is_of_a_column_or_of_a_row():
+    said = '<tr><th colspan="3" scope="rowgroup">all</th></tr>'
+    rows = "<tr><th>one</th><td>2</td></tr>"
+    for shown in (of(RESULT), RESULT):
+        soup = BeautifulSoup(cards.with_scopes(shown.replace("</tbody>", f"{said}{rows}</tbody>")), "html.parser")
+        assert [head["scope"] for head in soup.find_all("th")] == ["col"] * 3 + ["rowgroup", "row"]
+
+
 @pytest.mark.parametrize(
     "other",
     [
