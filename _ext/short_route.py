@@ -1,6 +1,9 @@
-"""On each page of the short route, a line above its title that leads to the others, see _templates/layout.html, and
+"""On each page the short route, at the head of the contents, see _templates/sbt-sidebar-nav.html.
+
+On a page of the route there is also a line above its title that leads to the others, see _templates/layout.html, and
 at its foot the one before and the next in the place of the chapters around it. From the first page one goes to the
-first of them."""
+first of them.
+"""
 
 import re
 
@@ -9,19 +12,16 @@ CHAPTER = re.compile(r"0?(\d+[a-z]?)_")
 
 
 def add_route(app, pagename, templatename, context, doctree):
-    """The stops of the route for the page's template: number, title, and address, which the page itself has not."""
-    folder, _, name = pagename.rpartition("/")
-    if name not in (*ROUTE, "index") or name == "index" and not folder:
-        return
+    """The stops of the route for the templates: number, title, and address, which the page itself has not."""
+    pages = {name.rpartition("/")[2]: name for name in app.env.titles}
     stops = []
-    for one in ROUTE:
-        page = f"{folder}/{one}" if folder else one
-        if page in app.env.titles:
-            address = app.builder.get_relative_uri(pagename, page) if one != name else ""
-            stops.append((CHAPTER.match(one)[1], app.env.titles[page].astext(), address))
+    for page in (pages[one] for one in ROUTE if one in pages):
+        address = app.builder.get_relative_uri(pagename, page) if page != pagename else ""
+        stops.append((CHAPTER.search(page)[1], app.env.titles[page].astext(), address))
     here = next((i for i, (*_, address) in enumerate(stops) if not address), -1)
-    if name in ROUTE:
-        context["short_route"] = stops
+    context |= {"short_route": stops, "on_short_route": here >= 0}
+    if here < 0 and pagename != app.config.root_doc:
+        return
     around = {"prev": stops[max(here - 1, 0) : max(here, 0)], "next": stops[here + 1 : here + 2]}
     for side, found in around.items():
         for number, title, address in found:

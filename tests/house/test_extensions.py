@@ -558,38 +558,58 @@ def test_a_mark_takes_the_brackets_that_hold_nothing_else_and_paper_has_them_bac
     assert left + on_paper + right == whole
 
 
-def test_a_page_of_the_short_route_leads_to_the_others(tmp_path):
+@pytest.fixture(scope="module")
+def route_book(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("route")
     conf = f"import sys\nsys.path.insert(0, {str(EXTENSIONS)!r})\nextensions = ['myst_parser', 'short_route']\n"
     conf += f"html_theme = 'sphinx_book_theme'\ntemplates_path = [{str(EXTENSIONS.parent / '_templates')!r}]\n"
-    (tmp_path / "conf.py").write_text(conf)
-    (tmp_path / "nbs").mkdir()
-    for name in ("index", "02_memory", *short_route.ROUTE):
-        (tmp_path / "nbs" / f"{name}.md").write_text(f"# About {name}\n")
-    (tmp_path / "index.md").write_text("# Book\n\n```{toctree}\n:glob:\nnbs/index\nnbs/[01]*\n```\n")
-    build(tmp_path)
-    (route,) = page(tmp_path, "nbs/03_smoothers").select("nav.short-route")
+    (folder / "conf.py").write_text(conf + "root_doc = 'nbs/index'\n")
+    (folder / "nbs").mkdir()
+    for name in ("02_memory", "status", *short_route.ROUTE):
+        (folder / "nbs" / f"{name}.md").write_text(f"# About {name}\n")
+    groups = "".join(f"```{{toctree}}\n:caption: Pages {one}\n:glob:\n{one}*\n```\n" for one in "01s")
+    (folder / "nbs" / "index.md").write_text(f"# Book\n\n{groups}")
+    build(folder)
+    return folder
+
+
+def test_a_page_of_the_short_route_leads_to_the_others(route_book):
+    (route,) = page(route_book, "nbs/03_smoothers").select("nav.short-route")
     assert " ".join(route.get_text().split()) == "Short route: 1 · 3 · 5 · 8 · 17a · 18"
     assert route.find(attrs={"aria-current": "page"}).get_text() == "3"
     others = [f"{name}.html" for name in short_route.ROUTE if name != "03_smoothers"]
     assert [link["href"] for link in route.select("a")] == others
     assert route.a["title"] == "About 01_least_squares"
-    assert not any(page(tmp_path, f"nbs/{name}").select(".short-route") for name in ("02_memory", "index"))
-    before = lambda name: page(tmp_path, f"nbs/{name}").select_one("a.left-prev")
-    after = lambda name: page(tmp_path, f"nbs/{name}").select_one("a.right-next")
+    assert not any(page(route_book, f"nbs/{name}").select(".short-route") for name in ("02_memory", "index"))
+    before = lambda name: page(route_book, f"nbs/{name}").select_one("a.left-prev")
+    after = lambda name: page(route_book, f"nbs/{name}").select_one("a.right-next")
     assert (
         after("01_least_squares")["href"] == "03_smoothers.html" and after("02_memory")["href"] == "03_smoothers.html"
     )
     assert "On the short route: 5. About 05_boosting" in after("03_smoothers").get_text()
     assert "On the short route: 1. About 01_least_squares" in before("03_smoothers").get_text()
     assert "On the short route: 1. About 01_least_squares" in after("index").get_text()
-    assert after("18_perplexity") is None  # the last page of this book
+    assert after("18_perplexity")["href"] == "status.html"  # the next page of the book
 
 
-def test_the_short_route_is_that_of_the_contents_and_of_the_files():
-    style = (EXTENSIONS.parent / "_static" / "book.css").read_text()
-    marked = re.findall(r'href\$="(\d\w+)\.html"', style)
-    assert marked == list(short_route.ROUTE)
-    assert all((EXTENSIONS.parent / "nbs" / f"{name}.ipynb").is_file() for name in marked)
+@pytest.mark.parametrize(
+    ("name", "opened"),
+    [("nbs/02_memory", "0"), ("nbs/17a_models", "1"), ("nbs/status", "s"), ("nbs/index", ""), ("search", "")],
+)
+def test_the_contents_begin_with_the_short_route_and_only_the_group_of_the_page_is_open(route_book, name, opened):
+    contents = page(route_book, name).select_one(".bd-sidebar-primary nav")
+    stops, folds = contents.ul.find_all("a"), contents.find_all("details")
+    assert [stop.get_text().partition(". ")[2] for stop in stops] == [f"About {one}" for one in short_route.ROUTE]
+    files = [(route_book / "_build" / name).parent / stop["href"] for stop in stops if stop["href"] != "#"]
+    assert all(file.is_file() for file in files)
+    assert [stop["href"] for stop in stops if "aria-current" in stop.attrs] == ["#"] * (len(stops) - len(files))
+    assert (len(stops) - len(files)) == (name.removeprefix("nbs/") in short_route.ROUTE)
+    assert [fold.summary.get_text() for fold in folds] == ["Pages 0", "Pages 1", "Pages s"]
+    assert [fold.summary.get_text()[-1] for fold in folds if "open" in fold.attrs] == [*opened]
+
+
+def test_the_pages_of_the_short_route_are_there():
+    assert all((EXTENSIONS.parent / "nbs" / f"{name}.ipynb").is_file() for name in short_route.ROUTE)
 
 
 def test_a_provenance_is_what_the_library_writes():
