@@ -1,9 +1,9 @@
-"""Where a line of text may break in a formula and beside it.
+"""Where a line of text may break in a formula and beside it, and before a sign for per cent.
 
 A browser breaks no line within a typeset formula, so a long one would run off a telephone: it is cut before its
 relations, and where that is not enough before the signs of its sums, as TeX would do in print. A browser does
 break on either side of a formula, so a line would begin with the full stop of the sentence before: the marks that touch
-a formula stay with it.
+a formula stay with it, and so does a number with its sign.
 """
 
 import re
@@ -104,7 +104,19 @@ class KeepPunctuation(SphinxPostTransform):
         return [nodes.Text(found[0])]
 
 
+class KeepPercent(SphinxPostTransform):
+    """Let no line begin with the sign of the number before."""
+
+    default_priority = 900
+
+    def run(self, **options):
+        for text in list(self.document.findall(nodes.Text)):
+            if " %" in text and not isinstance(text.parent, (nodes.FixedTextElement, nodes.literal, nodes.math)):
+                text.parent.replace(text, nodes.Text(text.replace(" %", "\N{NO-BREAK SPACE}%")))
+
+
 def setup(app):
     app.add_post_transform(BreakFormulas)
+    app.add_post_transform(KeepPercent)
     app.add_post_transform(KeepPunctuation)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -636,6 +636,15 @@ def test_a_long_formula_breaks_outside_its_brackets(tex, lines):
     assert math_lines.lines_of(tex) == lines
 
 
+def test_a_number_keeps_its_sign_for_per_cent_but_not_in_code(tmp_path):
+    conf = f"import sys\nsys.path.insert(0, {str(EXTENSIONS)!r})\nextensions = ['myst_parser', 'math_lines']\n"
+    (tmp_path / "conf.py").write_text(conf)
+    (tmp_path / "index.md").write_text("# Signs\n\nFrom **6** %, that is 7 %, in `8 % 3`.\n\n    9 % 2\n")
+    build(tmp_path)
+    text = page(tmp_path, "index").find("h1").parent.get_text()
+    assert "6\u00a0%, that is 7\u00a0%, in 8 % 3." in text and "9 % 2" in text
+
+
 def told_with(link):
     """What a screen reader reads with a link."""
     return link.find_parent("p").find(id=link["aria-describedby"], role="tooltip").get_text()
