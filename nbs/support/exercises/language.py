@@ -721,31 +721,6 @@ def _():
 
 @exercise(
     "18.3",
-    "the pairs that decide it nine times in ten",
-    "Three times the runs, for a difference of one per cent. That is why it is open.",
-)
-def _():
-    from scipy.special import nctdtr, stdtrit
-
-    d = against_flops()
-    size = abs(d.mean()) / d.std(ddof=1)
-    power = lambda n: 1 - nctdtr(n - 1, size * n**0.5, stdtrit(n - 1, 0.975))
-    even = next(n for n in range(2, 999) if stdtrit(n - 1, 0.975) < size * n**0.5)
-    normal = math.ceil(((1.96 + 1.2816) / size) ** 2)
-    yield next(n for n in range(2, 999) if power(n) >= 0.9)
-    yield (
-        even,
-        "So many decide if the mean comes out again just so. By chance that is every other time.",
-    )
-    yield (
-        normal,
-        "That takes the spread as known (1.96). Student's t needs a little more.",
-    )
-    yield len(d), "Ten pairs left it open. How often would ten others decide it?"
-
-
-@exercise(
-    "18.4",
     "the smallest margin, in per cent of perplexity, within which the ten pairs are equivalent",
     "So 3 % is shown and 1.5 % is not: the lead may be nothing, or more than that. A margin is fixed before the runs.",
 )
@@ -767,6 +742,31 @@ def _():
         100 * math.expm1(paired_interval(d)[1]),
         "That is one side. The difference must lie within the margin on both.",
     )
+
+
+@exercise(
+    "18.4",
+    "the pairs that decide it nine times in ten",
+    "Three times the runs, for a difference of one per cent. That is why it is open.",
+)
+def _():
+    from scipy.special import nctdtr, stdtrit
+
+    d = against_flops()
+    size = abs(d.mean()) / d.std(ddof=1)
+    power = lambda n: 1 - nctdtr(n - 1, size * n**0.5, stdtrit(n - 1, 0.975))
+    even = next(n for n in range(2, 999) if stdtrit(n - 1, 0.975) < size * n**0.5)
+    normal = math.ceil(((1.96 + 1.2816) / size) ** 2)
+    yield next(n for n in range(2, 999) if power(n) >= 0.9)
+    yield (
+        even,
+        "So many decide if the mean comes out again just so. By chance that is every other time.",
+    )
+    yield (
+        normal,
+        "That takes the spread as known (1.96). Student's t needs a little more.",
+    )
+    yield len(d), "Ten pairs left it open. How often would ten others decide it?"
 
 
 # ---- 19 Diagnosis ----

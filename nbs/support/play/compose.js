@@ -30,7 +30,7 @@
         + weights.map((w, j) => w < 0.005 ? "" : arc(w, j) + text(across(j), 16, round(w, 2), "middle", given.second)).join("")
         + (word.length ? `<rect x="${across(t) - 15}" y="${height.letter - 20}" width="30" height="28" rx="6" fill="none" stroke="currentColor" stroke-width="2"/>`
           + text(across(word.length) - 12, height.letter, "→ " + (likely(numbers, word).map(([a]) => a).join("") || "?"), "start", given.second) : "")
-        + word.map((_, j) => `<rect x="${across(j) - step / 2}" y="0" width="${step}" height="190" fill="transparent" style="cursor:pointer" data-pick="place ${j + 1}"/>`).join("");
+        + word.map((_, j) => `<rect x="${across(j) - step / 2}" y="-10" width="${step}" height="200" fill="transparent" style="cursor:pointer" data-pick="place ${j + 1}"/>`).join("");
     },
     tell: (numbers, v) => {
       const word = clean(v.word), {weights} = numbers, t = weights.length, at = found(weights), asked = word[t - 1];
