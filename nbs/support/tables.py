@@ -140,9 +140,9 @@ SHORT_TABLES: dict[str, dict[str, tuple]] = {
 }
 QUESTIONS = {
     "standard": "*Standard*: does it gain at all?",
-    "twicing": "*Twicing*: does it need weights of its own?",
+    "twicing": "*Twicing*: does it need para\N{SOFT HYPHEN}meters of its own?",
     "stack": "*Stack*: is it more than one more atten\N{SOFT HYPHEN}tion?",
-    "parameters": "*Wider*, equal para\N{SOFT HYPHEN}meters: is it worth its weights?",
+    "parameters": "*Wider*, equal para\N{SOFT HYPHEN}meters: is it worth its size?",
     "flops": "*Wider*, equal FLOPs: is it worth its arith\N{SOFT HYPHEN}metic?",
 }
 # Models, and the experiments that have them: an ordinary run, a long one.
@@ -154,20 +154,7 @@ MODELS = {
     "boosted, shift": ("boosted_shift", AGAIN, "shift-length"),
     "wider, equal FLOPs, shift": ("wider_flops_shift", AGAIN, "shift-length"),
 }
-# Other settings: in each a comparison that was planned, and one at equal FLOPs. `READS_INPUT` is E2 and E8: keys and
-# values of the second round from what the first has left, or from the input.
-READS_INPUT = {
-    "width 64, learned positions": {
-        "*boosted*, keys and values of $x$": (BOOSTED, "boosted_input", "reads")
-    },
-    "width 64, shift in both, long run": {
-        "*boosted*, keys and values of $x$": (
-            "boosted_shift",
-            "boosted_input_shift",
-            "composition",
-        )
-    },
-}
+# Other settings: in each a comparison that was planned, and one at equal FLOPs.
 ELSEWHERE = {
     "width 96": {
         "*stack*": (BOOSTED, "stack", "form"),
@@ -208,7 +195,7 @@ READ_ONCE = {
     },
 }
 SHORT_WARM_UP = {
-    "width 64, short warm-up": {"*twicing*": (BOOSTED, "twicing", "mini")}
+    "width 64, short warm-up": {"*standard*": (BOOSTED, "standard", "mini")}
 }
 
 
@@ -260,9 +247,7 @@ def _runs_of(report: Report, arm: str, experiments: str | None) -> list:
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
     adjusted, rows = corrected_p(report), []
-    for setting, of_setting in (
-        READS_INPUT | ELSEWHERE | SHORT_WARM_UP | READ_ONCE
-    ).items():
+    for setting, of_setting in (ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
         for baseline, of in of_setting.items():
             row = report.draw(*of)
             change = in_percent(row).replace("-", "\N{MINUS SIGN}")

@@ -419,7 +419,7 @@ BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return the verdict on a claim that the first of two arms is ahead, in the words
     of the book: planned, ``held`` or ``did not hold`` (the other is ahead) after Holm's
-    correction, ``of four`` where E8's own was made; not planned, ``seen`` if the
+    correction (E8 has its own); not planned, ``seen`` if the
     interval leaves out zero; else ``open``. No verdict where the best learning rate of
     one of them was not found: it lies at the edge of its grid, or another rate is
     better in every pair (`BETTER_RATE`)."""
@@ -436,8 +436,7 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
         return word
     if of not in adjusted:
         return "*seen*"
-    own = " of four" if "composition" in of else ""  # E8 corrects for its own four
-    return f"**{word}**{own}" if adjusted[of] < 0.05 else "open after Holm"
+    return f"**{word}**" if adjusted[of] < 0.05 else "open after Holm"
 
 
 def answers(report: Report) -> Record:

@@ -59,7 +59,7 @@ def test_the_six_lines_run_and_are_the_same_in_both():
 
 IN_BOOK = re.compile(
     r"^::::\{grid-item-card\} (?P<claim>[^\n]+)\n(?P<text>[^\n]+)\n:::\{card-footer\}\n"
-    r"\{bdg-\w+\}`(?P<verdict>[a-z ]+)`(?P<rest>.*)$",
+    r"Planned[^\n{]*: \{bdg-\w+\}`(?P<verdict>[a-z ]+)`(?P<rest>.*)$",
     re.M,
 )
 IN_README = re.compile(r"^- \*\*(?P<claim>[^*]+)\.\*\* [^*]+ \*(?P<verdict>[\w ]+)\*(?P<rest>.*)$", re.M)
