@@ -24,7 +24,6 @@ from support.verdicts import (
     SETTINGS,
     WARM,
     Setting,
-    corrected_p,
     family,
     planned_p,
     verdict,
@@ -202,7 +201,7 @@ SHORT_WARM_UP = {
 def short_tables(report: Report) -> object:
     """Return boosted attention minus five baselines, each a question, in runs of two
     lengths: a table without the shift, and one with it."""
-    adjusted, found = corrected_p(report), []
+    adjusted, found = planned_p(report), []
     for setting, of_baseline in SHORT_TABLES.items():
         rows = []
         for baseline, cells in of_baseline.items():
@@ -246,7 +245,7 @@ def _runs_of(report: Report, arm: str, experiments: str | None) -> list:
 
 def elsewhere_table(report: Report) -> object:
     """Return boosted attention minus a baseline in settings that `short_tables` lacks."""
-    adjusted, rows = corrected_p(report), []
+    adjusted, rows = planned_p(report), []
     for setting, of_setting in (ELSEWHERE | SHORT_WARM_UP | READ_ONCE).items():
         for baseline, of in of_setting.items():
             row = report.draw(*of)

@@ -248,17 +248,6 @@ def planned_p(report: Report) -> dict[tuple[str, ...], float]:
     return dict(zip(found, holm(list(found.values()))))
 
 
-def corrected_p(report: Report) -> dict[tuple[str, ...], float]:
-    """Return the corrected p of every planned claim that one of two arms is ahead: those
-    of the `family`, and those of E8, which has its own."""
-    own = {
-        COMPOSITION[key].of: judged.corrected
-        for key, judged in decide(report, COMPOSITION).items()
-        if COMPOSITION[key].limit == 0
-    }
-    return planned_p(report) | own
-
-
 class Claim(NamedTuple):
     """A claim of a plan with a family of its own, on the difference ``of`` two arms, in
     the experiments that follow them: that its interval lies below a ``limit`` in percent
@@ -419,10 +408,9 @@ BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return the verdict on a claim that the first of two arms is ahead, in the words
     of the book: planned, ``held`` or ``did not hold`` (the other is ahead) after Holm's
-    correction (E8 has its own); not planned, ``seen`` if the
-    interval leaves out zero; else ``open``. No verdict where the best learning rate of
-    one of them was not found: it lies at the edge of its grid, or another rate is
-    better in every pair (`BETTER_RATE`)."""
+    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``. No
+    verdict where the best learning rate of one of them was not found: it lies at the
+    edge of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)

@@ -557,17 +557,6 @@ def test_the_p_of_the_long_run_is_students_against_the_limit(reports_of_e8):
     assert min(one.corrected for one in found.values()) == pytest.approx(min(1, 4 * ps[0]))
 
 
-def test_a_claim_of_the_long_run_has_its_own_correction():
-    report, both = of_the_book(), ("boosted_shift", "boosted_input_shift", "composition")
-    adjusted = verdicts.corrected_p(report)
-    judged = verdicts.decide(report, verdicts.COMPOSITION)["composition"]
-    assert adjusted[both] == judged.corrected and both not in family(report)
-    assert (
-        verdict(report, both, adjusted) == "**held** of four" and verdict(report, both, planned_p(report)) == "*seen*"
-    )
-    assert ("boosted_shift", "wider_shift", "composition") not in adjusted, "its limit is not zero"
-
-
 MUTANTS_OF_E8 = {
     "no correction": ("holm(list(ps.values()))", "list(ps.values())"),
     "the wrong side": ("is_below == below", "is_below != below"),
@@ -812,7 +801,7 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     ("old", "new"),
     [
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
-        ('f"**{word}**{own}"', '"**held**"'),
+        ('f"**{word}**"', '"**held**"'),
         ('if word == "open":', "if False:"),
         ('return "*seen*"', "return word"),
         ("if report.doubt(row, *of):", "if False:"),
@@ -953,7 +942,7 @@ def test_the_short_tables_ask_what_the_book_can_answer():
 def test_the_table_of_other_settings():
     report, rows = of_the_book(), ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     lines = elsewhere_table(report).data.replace("\xa0", " ").splitlines()[2:]
-    assert "**held**" in lines[0] and "**held**" in lines[1]
+    assert "**held**" in lines[0]
     asked = [(setting, name, of) for setting, of_setting in rows.items() for name, of in of_setting.items()]
     for line, (setting, name, of) in zip(lines, asked, strict=True):
         row = report.difference(*of)
