@@ -118,6 +118,8 @@ def _check_regression(**tensors: torch.Tensor) -> dict[str, int]:
     return check_tensors(finite=True, **tensors)
 
 # %% ../nbs/01_least_squares.ipynb #d9165b4e
+#| code-fold: true
+# The library's hat matrix: batches, a ridge, a threshold
 def hat_matrix(
     X: torch.Tensor, rcond: float | None = None, *, ridge: float = 0.0
 ) -> torch.Tensor:
@@ -517,6 +519,8 @@ class _FourWeights(nn.Module):
         return layer
 
 # %% ../nbs/01_least_squares.ipynb #b3dc5657
+#| code-fold: true
+# The layer: (X W_Q)(X W_K)ᵀ(X W_V) W_P, stored or in context
 class OLSAttention(_FourWeights):
     """One layer of linear attention, (X W_Q)(X W_K)ᵀ(X W_V) W_P, as a
     regression.
