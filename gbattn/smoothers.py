@@ -23,6 +23,8 @@ from gbattn.ground.arguments import (
 from .ground.tensors import check_mask
 
 # %% ../nbs/03_smoothers.ipynb #1a02429e
+#| code-fold: true
+# The library's attention weights: masks, batches, scores that cannot overflow
 def softmax_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -151,6 +153,8 @@ def check_rows(smoother: torch.Tensor, **columns: torch.Tensor) -> None:
     check_tensors(smoother=smoother[(0,) * max(extra, 0)], **columns)
 
 # %% ../nbs/03_smoothers.ipynb #39d941ad
+#| code-fold: true
+# Bias and variance by row, and their means
 class BiasVariance(NamedTuple):
     """Bias and variance of a linear smoother, by row, for a known truth.
 
@@ -171,6 +175,8 @@ class BiasVariance(NamedTuple):
         return self.squared_bias + self.variance.mean(-1)
 
 # %% ../nbs/03_smoothers.ipynb #f8b7aa8e
+#| code-fold: true
+# The library's formula: the same, for many smoothers at once
 def bias_variance(
     smoother: torch.Tensor, truth: torch.Tensor, noise: float
 ) -> BiasVariance:
