@@ -41,6 +41,8 @@ from .ground.rounds import check_search, read_counts, read_rounds
 from .smoothers import check_rows
 
 # %% ../nbs/05_boosting.ipynb #993b1c14
+#| code-fold: true
+# What every loss has, by default from its value
 class Loss:
     """A loss L(y, F), convex in F; a subclass needs only `value`.
 
@@ -177,6 +179,8 @@ class LogLoss(Loss):
         require(mixed, "y", f"targets from {low:g} to {high:g}", want)
 
 # %% ../nbs/05_boosting.ipynb #7eae6d2a
+#| code-fold: true
+# The line search of the library: in both directions, with weights
 def line_search(
     loss: Loss,
     y: torch.Tensor,
@@ -320,6 +324,8 @@ __getattr__ = lazy_estimators(
 _all_ = ["GradientBoosting", "GradientBoostingClassifier"]
 
 # %% ../nbs/05_boosting.ipynb #2f95ff3e
+#| code-fold: true
+# The rounds, one after another
 def staged_l2_boost(
     smoother: torch.Tensor | Sequence[torch.Tensor],
     y: torch.Tensor,
@@ -369,6 +375,8 @@ def staged_l2_boost(
     return estimates(r)
 
 # %% ../nbs/05_boosting.ipynb #f6b47e1c
+#| code-fold: true
+# The matrix of many rounds
 def boosted_smoother(
     smoother: torch.Tensor,
     rounds: int | Sequence[int],
@@ -401,6 +409,8 @@ def boosted_smoother(
     return I - left
 
 # %% ../nbs/05_boosting.ipynb #6a7be224
+#| code-fold: true
+# The last estimate, and twicing
 def l2_boost(
     smoother: torch.Tensor | Sequence[torch.Tensor],
     y: torch.Tensor,
