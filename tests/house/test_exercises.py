@@ -8,6 +8,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from house import ROUTE, directives, notebooks, pages
 from support import exercises
@@ -183,11 +184,21 @@ def test_an_unknown_number_names_the_nearest():
 
 
 def test_a_chapter_lists_what_its_exercises_want():
-    listed = exercises.check("3").words.splitlines()
+    *listed, marks = exercises.check("3").words.splitlines()
     assert [row.split()[0] for row in listed] == sorted(n for n in EXERCISES if n.startswith("03."))
     assert exercises.check("3.1").words == listed[0]
     shown = repr(exercises.check("3")).splitlines()
-    assert max(map(len, shown)) <= 80 and all(line[:6].strip() in ("", *EXERCISES) for line in shown)
+    start = next(i for i, line in enumerate(shown) if line.startswith("●"))
+    assert max(map(len, shown)) <= 80 and all(line[:6].strip() in ("", *EXERCISES) for line in shown[:start])
+    assert " ".join(shown[start:]) == marks
+
+
+def test_a_chapter_says_what_its_dots_mean_and_where_the_checks_run(asked):
+    marks = exercises.check("05").words.splitlines()[-1]
+    meant = re.findall(r"(●+) an? ", marks)
+    assert meant == ["●" * n for n in sorted({effort for _, effort, _ in asked.values()})]
+    assert "notebook" in marks and "rocket" in marks
+    assert "colab_url" in yaml.safe_load((ROOT / "_config.yml").read_text())["launch_buttons"]
 
 
 def test_a_check_leaves_the_page_as_it_was():

@@ -2,7 +2,7 @@
 
     from support import exercises
 
-    exercises.check("07")          # what the exercises of chapter 7 want
+    exercises.check("07")          # what the exercises of chapter 7 want, and what their dots mean
     exercises.check("07.1", 44)    # whether this answers the first
 
 The number is that above the exercise on its page. What is right is computed by the library. Exercises that ask for a
@@ -18,6 +18,10 @@ from support.exercises import boosting, language, more, regression  # noqa: F401
 from support.exercises.table import EXERCISES
 
 _NOTHING = object()
+_MARKS = (
+    "● a minute, ●● a quarter of an hour, ●●● an evening. The checks run in the "
+    "notebook: on a page of the book the rocket opens it on Colab."
+)
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,10 @@ def check(number: str, answer: object = _NOTHING) -> Verdict:
         )
     if answer is _NOTHING:
         wanted = [name] if name in EXERCISES else of_chapter
-        return Verdict(
-            False, "\n".join(f"{key}  {EXERCISES[key].wants}" for key in wanted)
-        )
+        lines = [f"{key}  {EXERCISES[key].wants}" for key in wanted]
+        if name not in EXERCISES:
+            lines.append(_MARKS)
+        return Verdict(False, "\n".join(lines))
     exercise = EXERCISES[name]
     fault = exercise.fault(answer)
     return Verdict(
