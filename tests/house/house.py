@@ -387,7 +387,7 @@ def reading_minutes(cells):
             head, body = split_cell(source)
             is_open = not {"remove-cell", "remove-input", "hide-input"} & set(tags_of(head))
             minutes += "label" in head or bool(is_open and body.strip())
-            minutes += 2 * len(RESULTS_TABLE.findall(body))
+            minutes += 4 * len(RESULTS_TABLE.findall(body))
             continue
         text, *exercises = re.split(r"^## Exercises$", source, maxsplit=1, flags=re.M)
         text = ON_A_CLICK.sub("", text)
