@@ -653,9 +653,11 @@ def _growth() -> dict:
 
 # What a verdict of chapter 18 means; {better} is the one with the lower mean.
 VERDICTS = {
-    "**held**": "Held: planned, and decided after Holm's correction; boosted attention is better.",
-    "**did not hold**": "Did not hold: planned, and decided after Holm's correction; the baseline is better.",
-    "*seen*": "Seen, not planned: {better} is better.",
+    "**better**, planned": "Planned, and decided after Holm's correction: boosted attention is better.",
+    "**worse**, planned": "Planned, and decided after Holm's correction: the baseline is better.",
+    "better, *seen*": "Seen, not planned: boosted attention is better.",
+    "worse, *seen*": "Seen, not planned: the baseline is better.",
+    "better, *own plan*": "Boosted attention is better; a later plan had a rule for this, and its own correction.",
     "open": "Open: the interval includes zero.",
     "open after Holm": "Open: planned, and {better} looks better, but not after Holm's correction.",
     "rate not found": "No verdict: the best learning rate of one of the two was not found.",

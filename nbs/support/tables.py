@@ -153,8 +153,25 @@ MODELS = {
     "boosted, shift": ("boosted_shift", AGAIN, "shift-length"),
     "wider, equal FLOPs, shift": ("wider_flops_shift", AGAIN, "shift-length"),
 }
-# Other settings: in each a comparison that was planned, and one at equal FLOPs.
+# Other settings: in each what was planned, and what is at equal FLOPs.
 ELSEWHERE = {
+    "books in place of Wikipedia, shift in both": {
+        "*standard*": (
+            "boosted_shift",
+            "standard_shift",
+            "shift-gutenberg",
+        ),
+        "*wider*, equal parameters": (
+            "boosted_shift",
+            "wider_shift",
+            "shift-gutenberg",
+        ),
+        "*wider*, equal FLOPs": (
+            "boosted_shift",
+            "wider_flops_shift",
+            "shift-gutenberg",
+        ),
+    },
     "width 96": {
         "*stack*": (BOOSTED, "stack", "form"),
         "*wider*, equal FLOPs": (BOOSTED, "wider_flops", "form"),

@@ -406,11 +406,11 @@ BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
 
 
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
-    """Return the verdict on a claim that the first of two arms is ahead, in the words
-    of the book: planned, ``held`` or ``did not hold`` (the other is ahead) after Holm's
-    correction; not planned, ``seen`` if the interval leaves out zero; else ``open``. No
-    verdict where the best learning rate of one of them was not found: it lies at the
-    edge of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
+    """Return whether the first of two arms is better or worse, and how that is known:
+    ``planned``, after Holm's correction; by a rule of E8's ``own plan``; or ``seen``
+    after the runs. ``open`` if the interval includes zero, or if the correction leaves it
+    so. No verdict where the best learning rate of one of them was not found: it lies at
+    the edge of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
@@ -419,12 +419,13 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
         return "run diverged" if diverged(row) else "rate not found"
     if any((name, arm) in BETTER_RATE for arm in of[:2] for name in of[2:]):
         return "rate not found"
-    word, of = ordering(row), ("E2",) if of in READS else of  # planned as one
-    if word == "open":
-        return word
-    if of not in adjusted:
-        return "*seen*"
-    return f"**{word}**" if adjusted[of] < 0.05 else "open after Holm"
+    if ordering(row) == "open":
+        return "open"
+    word, of = "better" if row.high < 0 else "worse", ("E2",) if of in READS else of
+    if of in adjusted:  # E2 was planned as one
+        return f"**{word}**, planned" if adjusted[of] < 0.05 else "open after Holm"
+    own = {frozenset(claim.of) for claim in COMPOSITION.values()}
+    return f"{word}, *own plan*" if frozenset(of) in own else f"{word}, *seen*"
 
 
 def answers(report: Report) -> Record:

@@ -755,12 +755,12 @@ def settings_of(report, monkeypatch, planned=("standard",)):
 
 
 TABLE_OUTCOMES = {
-    "ahead": ((4.8, 4.91, 5.0), ("standard",), "**held**"),
-    "behind": ((5.2, 5.31, 5.4), ("standard",), "**did not hold**"),
+    "ahead": ((4.8, 4.91, 5.0), ("standard",), "**better**, planned"),
+    "behind": ((5.2, 5.31, 5.4), ("standard",), "**worse**, planned"),
     "open": ((4.8, 5.2, 5.1), ("standard",), "open"),
     "not after Holm": ((4.98, 5.06, 5.17), ("standard", "parameters"), "open after Holm"),
-    "not planned: ahead": ((4.8, 4.91, 5.0), (), "*seen*"),
-    "not planned: behind": ((5.2, 5.31, 5.4), (), "*seen*"),
+    "not planned: ahead": ((4.8, 4.91, 5.0), (), "better, *seen*"),
+    "not planned: behind": ((5.2, 5.31, 5.4), (), "worse, *seen*"),
     "not planned: open": ((4.8, 5.2, 5.1), (), "open"),
     "diverged": ((4.8, None, 5.0), ("standard",), "run diverged"),
 }
@@ -801,9 +801,9 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
     ("old", "new"),
     [
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
-        ('f"**{word}**"', '"**held**"'),
-        ('if word == "open":', "if False:"),
-        ('return "*seen*"', "return word"),
+        ('"better" if row.high < 0 else "worse"', '"better"'),
+        ('if ordering(row) == "open":', "if False:"),
+        ('f"{word}, *seen*"', "word"),
         ("if report.doubt(row, *of):", "if False:"),
         ('return f"{len(found)} of {planned}"', 'return "open"'),
     ],
@@ -895,7 +895,7 @@ def test_the_family_as_a_table(tmp_path, monkeypatch):
     words = {line.split(" | ")[0].removeprefix("| "): line.rstrip(" |").split(" | ")[-1] for line in lines}
     names = [tables.COMPOUND_NAMES[key] for key in ("E2", "E6")]
     assert [words[name] for name in names] == ["**held**", "**did not hold**"]
-    assert words["boosted_residual − standard, `toy`"] == "**held**"
+    assert words["boosted_residual − standard, `toy`"] == "**better**, planned"
     assert words[tables.COMPOUND_NAMES["gap"].format("a", "b")] == "open"
 
 
@@ -933,16 +933,16 @@ def test_the_short_tables_ask_what_the_book_can_answer():
     assert [len(lines) for lines in found] == [2 + 5, 2 + 5]
     assert found[0][3].endswith(" | not run | not run |") and found[1][4].endswith(" | not run |")
     held = report.difference("boosted_shift", "standard_shift", "shift-length")
-    assert reports.signed(held.difference) in found[1][2] and found[1][2].count("**held**") == 1
+    assert reports.signed(held.difference) in found[1][2] and found[1][2].count("**better**,\xa0planned") == 1
     stack = report.difference(BOOSTED, "stack", "mini-warm", "shift-stack")
     assert reports.signed(stack.difference) in found[0][4] and found[0][4].count("*seen*") == 2
-    assert [line.count("**did\xa0not\xa0hold**") for line in found[1][2:]] == [0, 0, 0, 0, 2]
+    assert [line.count("**worse**,\xa0planned") for line in found[1][2:]] == [0, 0, 0, 0, 2]
 
 
 def test_the_table_of_other_settings():
     report, rows = of_the_book(), ELSEWHERE | SHORT_WARM_UP | READ_ONCE
     lines = elsewhere_table(report).data.replace("\xa0", " ").splitlines()[2:]
-    assert "**held**" in lines[0]
+    assert [line.endswith(" | **better**, planned |") for line in lines].index(True) == 3
     asked = [(setting, name, of) for setting, of_setting in rows.items() for name, of in of_setting.items()]
     for line, (setting, name, of) in zip(lines, asked, strict=True):
         row = report.difference(*of)
