@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from test_browser import browser, tab  # noqa: F401
 
 from house import ROUTE, directives, notebooks, pages
 from support import exercises
+from support.exercises.form import in_browser
 from support.exercises.table import EXERCISES, Exercise, as_numbers, general_hint
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +80,52 @@ def test_another_kind_of_answer_meets_what_is_wanted(number):
     other = "no answer" if not isinstance(exercise.solved[0], str) else 7.25
     verdict = exercises.check(number, other)
     assert not verdict and verdict.words == f"Not yet. Wanted is {exercise.wants}."
+
+
+@pytest.fixture(scope="module")
+def answers(browser, tmp_path_factory):  # noqa: F811
+    """The fields of all chapters on a page in a browser: an answer typed, what the page says."""
+    chapters = sorted({number.partition(".")[0] for number in EXERCISES})
+    shown = "".join(exercises.check(chapter)._repr_html_() for chapter in chapters)
+    path = tmp_path_factory.mktemp("answers") / "all.html"
+    path.write_text(f"<!DOCTYPE html><meta charset=utf-8>{shown}")
+    with tab(browser) as (page, requests, errors):
+        page.goto(path.as_uri())
+
+        def said(number, answer):
+            form = page.locator(f'form[data-number="{number}"]')
+            form.locator("input").fill(answer)
+            form.locator("button").click()
+            return form.locator("output").inner_text()
+
+        yield said
+        assert not requests and not errors
+
+
+IN_BROWSER = [number for number in sorted(EXERCISES) if in_browser(EXERCISES[number])]
+
+
+def typed(answer):
+    """An answer as a reader types it."""
+    if isinstance(answer, str):
+        return answer
+    return ", ".join(f"{x:.12g}" for x in as_numbers(answer).flatten().tolist()).replace("-", "−")
+
+
+def test_most_answers_can_be_checked_on_the_page():
+    assert len(IN_BROWSER) > 0.75 * len(EXERCISES)
+
+
+@pytest.mark.parametrize("number", IN_BROWSER)
+def test_the_page_says_of_an_answer_what_the_library_says(answers, number):
+    exercise = EXERCISES[number]
+    right, wrong = exercise.solved
+    assert answers(number, typed(right)) == f"Right. {exercise.then}".strip()
+    for answer, hint in wrong:
+        answer = completed(answer, right)
+        if isinstance(answer, str) or as_numbers(answer).shape == as_numbers(right).shape:
+            assert answers(number, typed(answer)) == f"Not yet. {hint}"
+    assert answers(number, "no answer") == f"Not yet. Wanted is {exercise.wants}."
 
 
 def test_each_check_is_of_an_exercise_whose_solution_passes_it(asked):

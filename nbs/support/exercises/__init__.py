@@ -12,24 +12,27 @@ proof or an opinion have no check.
 import difflib
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from support.exercises import boosting, language, more, regression  # noqa: F401
+from support.exercises.form import fields
 from support.exercises.table import EXERCISES
 
 _NOTHING = object()
 _MARKS = (
-    "● a minute, ●● a quarter of an hour, ●●● an evening. The checks run in the "
-    "notebook: on a page of the book the rocket opens it on Colab."
+    "● a minute, ●● a quarter of an hour, ●●● an evening. What takes Python is checked in "
+    "the notebook: on a page of the book the rocket opens it on Colab."
 )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an answer is right, and a sentence that says so."""
+    """Whether an answer is right, and a sentence that says so; or the exercises of a
+    chapter, which a browser shows with fields for the answers."""
 
     right: bool
     words: str
+    listed: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self.right
@@ -39,6 +42,9 @@ class Verdict:
         indent = lambda line: " " * re.match(r"(\S+  )?", line).end()
         wrap = lambda line: textwrap.fill(line, 80, subsequent_indent=indent(line))
         return "\n".join(map(wrap, self.words.splitlines()))
+
+    def _repr_html_(self) -> str | None:
+        return fields(self.listed, _MARKS) if self.listed else None
 
 
 def check(number: str, answer: object = _NOTHING) -> Verdict:
@@ -77,9 +83,9 @@ def check(number: str, answer: object = _NOTHING) -> Verdict:
     if answer is _NOTHING:
         wanted = [name] if name in EXERCISES else of_chapter
         lines = [f"{key}  {EXERCISES[key].wants}" for key in wanted]
-        if name not in EXERCISES:
-            lines.append(_MARKS)
-        return Verdict(False, "\n".join(lines))
+        if name in EXERCISES:
+            return Verdict(False, *lines)
+        return Verdict(False, "\n".join([*lines, _MARKS]), of_chapter)
     exercise = EXERCISES[name]
     fault = exercise.fault(answer)
     return Verdict(

@@ -1,0 +1,32 @@
+// Fields for the answers of a chapter: what is right, and the hints, are those of the table of exercises.
+(exercises => {
+  const numbers = said => said.replace(/[\[\](){}%]/g, " ").replace(/−/g, "-").trim().split(/[\s,;]+/).map(part => {
+    const [over, under = "1", ...more] = part.split("/");
+    return part && !more.length ? Number(over) / Number(under) : NaN;
+  });
+  const near = (got, want, tolerance) => {  // null stands for any number
+    const most = Math.max(...want.map(w => Math.abs(w ?? 0))) || 1;
+    return got.length === want.length
+      && want.every((w, i) => w === null || Math.abs(got[i] - w) <= tolerance * (Math.abs(w) || most) + 1e-12);
+  };
+  const fault = ({right, wrong, tolerance, wants}, said) => {
+    const word = typeof right === "string", got = word ? said.trim().toLowerCase().replace(/^["']|["']$/g, "") : numbers(said);
+    const alike = other => word ? got === other : near(got, other, tolerance);
+    if (alike(right)) return "";
+    const [, hint] = wrong.find(([other]) => alike(other)) ?? [];
+    if (hint) return hint;
+    if (word || got.length !== right.length || !got.every(Number.isFinite)) return `Wanted is ${wants}.`;
+    if (near(got.map(x => -x), right, tolerance)) return "Its size is right, its sign is not.";
+    if (right.length === 1) return got[0] > right[0] ? "It is too large." : "It is too small.";
+    return `Right so far: ${right.filter((w, i) => near([got[i]], [w], tolerance)).length} of ${right.length}.`;
+  };
+  const root = document.currentScript.parentElement;
+  for (const [number, exercise] of Object.entries(exercises)) {
+    const form = root.querySelector(`form[data-number="${number}"]`), [field] = form.elements;
+    form.addEventListener("submit", event => {
+      event.preventDefault();
+      const hint = fault(exercise, field.value);
+      form.querySelector("output").textContent = hint ? `Not yet. ${hint}` : `Right. ${exercise.then}`;
+    });
+  }
+})
