@@ -20,13 +20,13 @@
     if (right.length === 1) return got[0] > right[0] ? "It is too large." : "It is too small.";
     return `Right so far: ${right.filter((w, i) => near([got[i]], [w], tolerance)).length} of ${right.length}.`;
   };
-  const root = document.currentScript.parentElement;
   for (const [number, exercise] of Object.entries(exercises)) {
-    const form = root.querySelector(`form[data-number="${number}"]`), [field] = form.elements;
-    form.addEventListener("submit", event => {
-      event.preventDefault();
-      const hint = fault(exercise, field.value);
-      form.querySelector("output").textContent = hint ? `Not yet. ${hint}` : `Right. ${exercise.then}`;
-    });
+    for (const form of document.querySelectorAll(`form[data-number="${number}"]`)) {
+      form.onsubmit = event => {
+        event.preventDefault();
+        const hint = fault(exercise, form.querySelector("input").value);
+        form.querySelector("output").textContent = hint ? `Not yet. ${hint}` : `Right. ${exercise.then}`;
+      };
+    }
   }
 })
