@@ -424,8 +424,11 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     word, of = "better" if row.high < 0 else "worse", ("E2",) if of in READS else of
     if of in adjusted:  # E2 was planned as one
         return f"**{word}**, planned" if adjusted[of] < 0.05 else "open after Holm"
-    own = {frozenset(claim.of) for claim in COMPOSITION.values()}
-    return f"{word}, *own plan*" if frozenset(of) in own else f"{word}, *seen*"
+    known = "seen"
+    for key, claim in COMPOSITION.items():
+        if {*claim.of} == {*of} and decide(report, COMPOSITION)[key].verdict != "open":
+            known = "own plan"
+    return f"{word}, *{known}*"
 
 
 def answers(report: Report) -> Record:

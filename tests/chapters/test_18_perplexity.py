@@ -803,7 +803,7 @@ def test_two_analyses_double_the_p(tmp_path, monkeypatch):
         ("adjusted[of] < 0.05", "adjusted[of] < 1"),
         ('"better" if row.high < 0 else "worse"', '"better"'),
         ('if ordering(row) == "open":', "if False:"),
-        ('f"{word}, *seen*"', "word"),
+        ('f"{word}, *{known}*"', "word"),
         ("if report.doubt(row, *of):", "if False:"),
         ('return f"{len(found)} of {planned}"', 'return "open"'),
     ],
@@ -936,6 +936,7 @@ def test_the_short_tables_ask_what_the_book_can_answer():
     assert reports.signed(held.difference) in found[1][2] and found[1][2].count("**better**,\xa0planned") == 1
     stack = report.difference(BOOSTED, "stack", "mini-warm", "shift-stack")
     assert reports.signed(stack.difference) in found[0][4] and found[0][4].count("*seen*") == 2
+    assert [line.count("*own\xa0plan*") for line in found[1][2:]] == [0, 1, 0, 0, 0]
     assert [line.count("**worse**,\xa0planned") for line in found[1][2:]] == [0, 0, 0, 0, 2]
 
 
