@@ -239,7 +239,7 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8", "17a", "18")) -> HTM
     rows, lines = _rows({one: chapter.needs for one, chapter in found.items()})
     across, place = _places(rows, lines), {}
     for y, row in enumerate(rows):
-        place |= {one: (round(20 + 520 * across[one]), 28 + 58 * y) for one in row}
+        place |= {one: (round(20 + 700 * across[one]), 28 + 58 * y) for one in row}
     paths = "".join(
         "<path d='M{} {}C{} {} {} {} {} {}'/>".format(
             *place[a],
@@ -256,10 +256,10 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8", "17a", "18")) -> HTM
         for one, chapter in found.items()
     )
     return HTML(
-        f"<svg class='needs-map' viewBox='0 0 560 {64 + 58 * (len(rows) - 1)}' role='group' "
+        f"<svg class='needs-map' viewBox='0 0 740 {64 + 58 * (len(rows) - 1)}' role='group' "
         "aria-label='Map of prerequisites, from top to bottom: a line leads to each chapter from those that its own "
         "box names under You need.'>"
-        "<style>.needs-map {width: 100%; max-width: 35rem; height: auto} "
+        "<style>.needs-map {width: 100%; max-width: 46rem; height: auto} "
         ".needs-map a {text-decoration: none} "
         ".needs-map path {fill: none; stroke: #8a8f98; stroke-width: 1.5} "
         ".needs-map circle {fill: var(--pst-color-background, #fff); stroke: #0072b2; stroke-width: 1.6} "

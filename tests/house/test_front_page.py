@@ -90,7 +90,7 @@ def test_the_readme_has_no_measured_number():
 
 @pytest.fixture(scope="module")
 def found():
-    """What the first page quotes, by name, and what its charts draw."""
+    """What the first page quotes, by name, and what its chart draws."""
     quotes = {}
 
     def note(record, field, format=""):
@@ -112,7 +112,7 @@ def test_every_number_of_the_findings_is_quoted_and_every_quote_is_used(found):
     assert not re.findall(r"\d\.\d|\d+ %", "\n".join(m["text"] for m in IN_BOOK.finditer(PROSE)))
 
 
-def test_the_charts_draw_every_row_once(found):
+def test_the_chart_draws_every_row_once(found):
     drawn = [
         keyword.arg
         for code in CODE
@@ -138,22 +138,17 @@ def percent(first, baseline):
 
 
 BOOSTED, PLAIN = "boosted_residual", ("standard", "mini-warm", "shift-plain")
-TEN, SHIFTED = ("mini-warm", "mini-warm-again"), ("shift", "shift-again")
+TEN = "mini-warm", "mini-warm-again"
 
 
 @pytest.mark.parametrize(
     ("name", "first", "baseline"),
     [
         ("shift", ("standard_shift", "shift"), PLAIN),
-        ("again", ("standard_shift", "shift-new"), ("standard", "shift-new-plain")),
         ("second", (BOOSTED, *TEN), PLAIN),
         ("wider", ("wider_flops", "mini-warm-flops"), PLAIN),
         ("form", (BOOSTED, "form"), ("stack", "form")),
-        ("stack", ("boosted_shift", "shift"), ("stack_shift", "shift-stack")),
-        ("here", ("boosted_shift", *SHIFTED), ("standard_shift", *SHIFTED)),
-        ("late", ("boosted_shift", "shift-length"), ("standard_shift", "shift-length")),
         ("flops", ("boosted_shift", "shift-length"), ("wider_flops_shift", "shift-length")),
-        ("parameters", ("boosted_shift", "shift-length"), ("wider_shift", "composition")),
     ],
 )
 def test_a_finding_has_the_numbers_of_its_records(found, name, first, baseline):
@@ -188,7 +183,7 @@ def test_a_circle_of_the_map_has_its_title_and_has_room_for_its_subject():
     ends = sorted((int(t["y"]), int(t["x"]) - 3 * len(t.string), int(t["x"]) + 3 * len(t.string)) for t in subjects)
     assert ends[0][0] == 59 and len({t.string for t in subjects}) == len(links)
     assert all(y != other or right < left for (y, _, right), (other, left, _) in zip(ends, ends[1:]))
-    assert all(0 <= left and right <= 560 for _, left, right in ends)
+    assert all(0 <= left and right <= 740 for _, left, right in ends)
 
 
 # ---- The figure ----
