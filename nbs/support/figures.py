@@ -1,13 +1,16 @@
 """What the figures of chapters 17a and 18 and of the lab notebook share."""
 
+from collections.abc import Mapping
 from html import escape
 
+import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML
 
+from gbattn.comparison import Row
 from gbattn.conventions import Record, colour_of
 from gbattn.lab.catalogue import EXPERIMENTS
-from support.reports import Report
+from support.reports import Report, percent, signed
 
 
 def line_style(arm: str) -> dict:
@@ -22,6 +25,32 @@ def line_style(arm: str) -> dict:
     arms = (*EXPERIMENTS["mini"].arms, *EXPERIMENTS["mini-arms"].arms)
     of = next(a for a in arms if a.name == arm)
     return dict(color=colour_of(of.method), ls=lines.get(arm, "-"), label=of.label)
+
+
+def interval_bars(groups: Mapping[str, Mapping[str, tuple[Row, str, bool]]]) -> None:
+    """Draw changes of perplexity as bars from zero with their 95 % intervals, words above each. A group has a title;
+    a row has a label, a paired difference, the method of its colour, and whether it was planned (filled) or not."""
+    place, spaces = 0.0, 1.08 * sum(map(len, groups.values())) + 0.75 * len(groups)
+    fig, ax = plt.subplots(figsize=(6.0, 0.3 + 0.53 * spaces), layout="none")
+    fig.subplots_adjust(0.01, 0.34 / fig.get_figheight(), 0.99, 0.99)
+    for title, rows in groups.items():
+        ax.text(-30, place, title, va="center", color="#555555", fontsize=10.5)
+        for label, (row, method, planned) in rows.items():
+            hue, ends = colour_of(method), (percent(row.low), percent(row.high))
+            ax.text(-30, place + 0.62, label, va="center", fontsize=12)
+            told = f"{signed(row.difference)} %"
+            ax.text(13, place + 0.62, told, va="center", ha="right", fontsize=12)
+            place += 1.08
+            bar, at = dict(color=hue, solid_capstyle="butt"), percent(row.difference)
+            ax.plot([0, at], [place, place], lw=9, alpha=0.3, **bar)
+            ax.plot(ends, [place, place], lw=3, **bar)
+            face = hue if planned else "white"
+            ax.plot(at, place, "o", color=hue, mfc=face, ms=8, mew=2)
+        place += 0.75
+    ax.axvline(0, color="#6e6e6e", lw=1, zorder=0)
+    ax.set(xlim=(-30.3, 13.3), ylim=(place - 0.35, -0.35), yticks=())
+    ax.set_xticks((-20, -10, 0, 10), ("−20 %", "−10 %", "0", "+10 %"))
+    ax.spines["left"].set_visible(False)
 
 
 def gap_curve(report: Report, of: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

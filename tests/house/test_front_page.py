@@ -114,12 +114,9 @@ def test_every_number_of_the_findings_is_quoted_and_every_quote_is_used(found):
 
 def test_the_chart_draws_every_row_once(found):
     drawn = [
-        keyword.arg
-        for code in CODE
-        if code.startswith("#| echo: false") and "chart(" in code
-        for call in ast.walk(ast.parse(code))
-        if isinstance(call, ast.Call)
-        for keyword in call.keywords
+        call.args[1].value
+        for call in ast.walk(ast.parse(code_with("interval_bars(\n")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "draw"
     ]
     assert sorted(drawn) == sorted(found[1])
 
