@@ -603,6 +603,7 @@ def test_the_contents_begin_with_the_short_route_and_only_the_group_of_the_page_
     files = [(route_book / "_build" / name).parent / stop["href"] for stop in stops if stop["href"] != "#"]
     assert all(file.is_file() for file in files)
     assert [stop["href"] for stop in stops if "aria-current" in stop.attrs] == ["#"] * (len(stops) - len(files))
+    assert len(contents.select("[aria-current]")) == len(contents.select("li.current")) == (opened != "")
     assert (len(stops) - len(files)) == (name.removeprefix("nbs/") in short_route.ROUTE)
     assert [fold.summary.get_text() for fold in folds] == ["Pages 0", "Pages 1", "Pages s"]
     assert [fold.summary.get_text()[-1] for fold in folds if "open" in fold.attrs] == [*opened]
