@@ -25,6 +25,7 @@ of each mark and hundred-thousandths of a point: a third of its size.
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 TITLES_ONLY_FROM_DISK = "if (location.protocol === 'file:') DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;"
@@ -94,6 +95,15 @@ def style_once(found):
     return f"<g{found[1]}{styles[0]}>{STYLE.sub('', found[2])}</g>"
 
 
+def styles_by_name(drawing):
+    """A drawing whose styles, where several parts have the same, stand at its head, by a name each."""
+    counts = Counter(STYLE.findall(drawing))
+    names = {style: f"s{i}" for i, style in enumerate(style for style, times in counts.items() if times > 1)}
+    rules = "".join(f".{name}{{{style[8:-1]}}}" for style, name in names.items())
+    drawing = STYLE.sub(lambda found: f' class="{names[found[0]]}"' if found[0] in names else found[0], drawing)
+    return drawing.replace("</style>", f"{rules}</style>", 1)
+
+
 def slim(drawing):
     """A drawing of Matplotlib, whose letters are outlines, to a hundredth of a point."""
     short = NUMBERS.sub(lambda found: DIGITS.sub(r"\1", found[0]), ASIDES.sub("", drawing))
@@ -103,7 +113,7 @@ def slim(drawing):
     names = {name: f"n{i}" for i, name in enumerate(used)}
     short = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in names else "", short)
     short = NAME.sub(lambda found: found[1] + names.get(found[2], found[2]), short)
-    return ALIKE.sub(style_once, MOVED.sub(r'\1 x="\2"', short.replace("xlink:href", "href")))
+    return styles_by_name(ALIKE.sub(style_once, MOVED.sub(r'\1 x="\2"', short.replace("xlink:href", "href"))))
 
 
 def leave_out_what_no_page_loads(app, error):

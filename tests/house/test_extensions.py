@@ -778,6 +778,12 @@ def test_a_drawing_gets_slim_and_keeps_its_outlines():
             assert word == number or abs(float(word) - float(number)) < 0.01
 
 
+def test_a_style_that_several_parts_have_is_named_once():
+    drawing = '<svg><style>*{a: b}</style><g style="c: 1"/><g style="d: 2"/><g style="c: 1"/></svg>'
+    once = '<svg><style>*{a: b}.s0{c: 1}</style><g class="s0"/><g style="d: 2"/><g class="s0"/></svg>'
+    assert offline.styles_by_name(drawing) == once
+
+
 def test_a_lighter_page_reads_as_before():
     string = (
         '<span class="sa">f</span><span class="s2">&quot;a </span><span class="si">{</span><span class="n">b</span>'
