@@ -1,4 +1,4 @@
-"""The machine of chapter 5 with what estimators need: weights, subsamples, rows held out, steps of leaves, options."""
+"""The machine of chapter 5a with what estimators need: weights, subsamples, rows held out, steps of leaves, options."""
 
 from collections import deque
 from collections.abc import Callable
@@ -153,7 +153,7 @@ class Classifier:
 def fit_targets(machine, X, y, sample_weight, loss, line_search: Callable, *, means: bool):
     """Fit a regressor to the targets y, and return it.
 
-    `line_search` is that of chapter 5. `means` says whether the best constant of the loss is the mean of what is left,
+    `line_search` is that of chapter 5a. `means` says whether the best constant of the loss is the mean of what is left,
     so that the leaves of a tree of least squares need no search.
     """
     from sklearn.utils.validation import validate_data
@@ -176,7 +176,7 @@ def fit_labels(machine, X, y, sample_weight, loss, line_search: Callable):
 
 
 def _fit(machine, X, y, w, loss, line_search, means=False, stratify=None):
-    """The eight lines of chapter 5: each round a learner fits the negative gradient of its rows."""
+    """The eight lines of chapter 5a: each round a learner fits the negative gradient of its rows."""
     from sklearn.utils import check_random_state
 
     rng = check_random_state(machine.random_state)

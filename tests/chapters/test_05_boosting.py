@@ -1,4 +1,4 @@
-"""Chapter 5: the claims with their mutants, and what a lesson should not carry: parity, faults, dtypes, pickles."""
+"""Chapters 5 and 5a: the claims with their mutants, and what a lesson should not carry: parity, faults, pickles."""
 
 import math
 import pickle

@@ -78,8 +78,27 @@ def _():
     yield "neither", "Multiply y by 3. What happens to ρ?"
 
 
+# ---- 5a Friedman's machine ----
+
+
 @exercise(
-    "05.4",
+    "05a.1",
+    "the step ρ along the average of the residual",
+    "The average had the wrong length and sign, which one number repairs. A wrong direction it cannot repair.",
+)
+def _():
+    yield -2.0
+    yield (
+        2.0,
+        "The sign: the average points away from the residual, so the search steps back.",
+    )
+    yield -1.0, "That is ⟨r, c⟩. Divide it by ‖c‖²."
+    yield -0.5, "That is ⟨r, c⟩ times ‖c‖², or λ. Divide instead."
+    yield 1.0, "That is the step without a search."
+
+
+@exercise(
+    "05a.2",
     "the loss of the 90 % quantile, of tensors of one shape",
     "Boosting asks for nothing else: its gradient comes from autograd, its constant from the line search.",
     on=lambda: [(torch.randn(20), torch.randn(20))],
@@ -106,7 +125,7 @@ def _():
 
 
 @exercise(
-    "05.5",
+    "05a.3",
     "the step ρ, from y and h of ±1 and estimates F, tensors of one shape",
     "Chosen so, and with learners fitted to the same weights, the rounds are those of AdaBoost.",
     on=lambda: [(torch.randn(40).sign(), torch.randn(40), torch.randn(40).sign()) for _ in range(3)],
