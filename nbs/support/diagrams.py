@@ -78,26 +78,35 @@ def diagram(
 # What the layers of chapter 18 compute, from below: of the first row a block with its network, of the second the
 # attention alone. A box is its place, its text and, for a frame, its method.
 _X, _NET = (0, 8.6, "$x$"), "reference"
-_PLAIN = [(0, 11.3, "attention\n64", "softmax attention"), (0, 13.3, "network\n256", _NET)]
+_PLAIN = [(0, 12.1, "attention\n64", "softmax attention"), (0, 14.1, "network\n256", _NET)]
 _BLOCKS = {
     "standard": (0, [_X, *_PLAIN]),
-    "shift": (2.9, [_X, (0, 9.75, "shift", _NET), *_PLAIN]),
+    "shift": (
+        2.9,
+        [
+            _X,
+            (0.5, 9.7, "K, V"),
+            (0.5, 10.7, "shift", _NET),
+            *_PLAIN,
+            (-0.6, 9.7, "Q"),
+        ],
+    ),
     "wider": (
         6.1,
         [
             _X,
-            (0, 11.3, "   attention   \n72 or 80", "softmax attention"),
-            (0, 13.3, "    network    \n312", _NET),
+            (0, 12.1, "   attention   \n72 or 80", "softmax attention"),
+            (0, 14.1, "    network    \n312", _NET),
         ],
     ),
     "stack": (
         9.3,
         [
             _X,
-            (0, 9.95, "attention\n64", "softmax attention"),
-            (0, 11.55, "network\n144", _NET),
-            (0, 13.15, "attention\n64", "softmax attention"),
-            (0, 14.75, "network\n144", _NET),
+            (0, 10.3, "attention\n64", "softmax attention"),
+            (0, 12.0, "network\n144", _NET),
+            (0, 13.7, "attention\n64", "softmax attention"),
+            (0, 15.4, "network\n144", _NET),
         ],
     ),
 }
@@ -110,12 +119,12 @@ _ROUNDS = {  # what is left, and what the second attention makes of it and of x
 
 def line_up() -> None:
     """Draw the layers of chapter 18 side by side."""
-    boxes, arrows = {}, ["shift0 > shift2 -0.8"]
+    boxes, arrows = {}, ["shift0 > shift5", "shift5 > shift3"]
     for title, (left, found) in _BLOCKS.items():
-        boxes[title] = left, 16, rf"$\bf{{{title}}}$"
+        boxes[title] = left, 16.8, rf"$\bf{{{title}}}$"
         names = [f"{title}{i}" for i in range(len(found))]
-        boxes |= {name: (left, *box[1:]) for name, box in zip(names, found)}
-        arrows += map(" > ".join, zip(names, names[1:]))
+        boxes |= {name: (left + x, *box) for name, (x, *box) in zip(names, found)}
+        arrows += [f"{a} > {b}" for a, b in zip(names, names[1:]) if b != "shift5"]
     for title, (left, rest, reads, also) in _ROUNDS.items():
         again, add = ("attention", "boosted attention"), r"$F + g \odot c$"
         if title == "twicing":
@@ -139,7 +148,7 @@ def line_up() -> None:
         for line in lines.split(","):
             start, end = line.split()
             arrows.append(f"{of}{start} > {of}{end}")
-    diagram(boxes, "\n".join(arrows), size=(6.2, 7))
+    diagram(boxes, "\n".join(arrows), size=(6.2, 7.4))
 
 
 class Chapter(NamedTuple):

@@ -1,5 +1,5 @@
-"""Chapter 17a: what its record says of three models adds up, the shaded text shows what it is given, and the layers of
-chapter 18 are drawn with their widths."""
+"""Chapter 17a: the claim with its mutant, what its record says of three models adds up, the shaded text shows what it
+is given, and the layers of chapter 18 are drawn with their widths."""
 
 import math
 import re
@@ -7,12 +7,39 @@ import re
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 from bs4 import BeautifulSoup
+from drawn_layers import F64, problems
 
+from claims import claim
+from gbattn.attention import attend
 from gbattn.conventions import load_records
 from gbattn.lab.catalogue import EXPERIMENTS
+from gbattn.positions import TokenShift
 from support.diagrams import line_up
 from support.figures import shaded_text
+
+
+def read_after_a_shift(p, own):
+    """The outputs of a sharp head with shifted keys for tokens that occurred before, and what it is to read."""
+    n = p.integer(2, 12)
+    tokens = torch.randint(3, (n,), generator=p.rng)
+    tokens[-1] = tokens[p.integer(0, n - 1)]
+    k, v = torch.linalg.qr(p.normal(5, 5))[0][tokens], p.normal(n, 4)  # orthonormal, not only one-hot
+    shift = TokenShift(5, dtype=F64)
+    with torch.no_grad():
+        shift.own.fill_(own)
+        shift.previous.fill_(1.0)
+        output = attend(100.0 * k[None, None], shift(k[None])[:, None], v[None, None], causal=True, scale=1.0)[0, 0]
+    after = {t: [s + 1 for s in range(t) if tokens[s] == tokens[t]] for t in range(n)}
+    again = [t for t in range(n) if after[t]]
+    return output[again], torch.stack([v[after[t]].mean(0) for t in again])
+
+
+@claim(problems(), tolerance=1e-12, mutant=lambda p: read_after_a_shift(p, 0.0))
+def test_prop_shift_reads_next(p):
+    """With the shift one head reads what came next. Mutant: keys that keep their own token, too."""
+    return read_after_a_shift(p, -1.0)
 
 
 @pytest.fixture(scope="module")
