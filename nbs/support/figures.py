@@ -31,7 +31,7 @@ def interval_bars(groups: Mapping[str, Mapping[str, tuple[Row, str, bool]]]) -> 
     """Draw changes of perplexity as bars from zero with their 95 % intervals, words above each. A group has a title;
     a row has a label, a paired difference, the method of its colour, and whether it was planned (filled) or not."""
     place, spaces = 0.0, 1.08 * sum(map(len, groups.values())) + 0.75 * len(groups)
-    fig, ax = plt.subplots(figsize=(6.0, 0.3 + 0.53 * spaces), layout="none")
+    fig, ax = plt.subplots(figsize=(5.35, 0.3 + 0.53 * spaces), layout="none")
     fig.subplots_adjust(0.01, 0.34 / fig.get_figheight(), 0.99, 0.99)
     for title, rows in groups.items():
         ax.text(-30, place, title, va="center", color="#555555", fontsize=10.5)
