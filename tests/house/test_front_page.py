@@ -135,17 +135,17 @@ def percent(first, baseline):
 
 
 BOOSTED, PLAIN = "boosted_residual", ("standard", "mini-warm", "shift-plain")
-TEN = "mini-warm", "mini-warm-again"
 
 
 @pytest.mark.parametrize(
     ("name", "first", "baseline"),
     [
-        ("shift", ("standard_shift", "shift"), PLAIN),
-        ("second", (BOOSTED, *TEN), PLAIN),
+        ("shift", ("standard_shift", "shift-new"), ("standard", "shift-new-plain")),
+        ("second", (BOOSTED, "shift-new-plain"), ("standard", "shift-new-plain")),
         ("wider", ("wider_flops", "mini-warm-flops"), PLAIN),
         ("form", (BOOSTED, "form"), ("stack", "form")),
         ("flops", ("boosted_shift", "shift-length"), ("wider_flops_shift", "shift-length")),
+        ("late", ("boosted_shift", "shift-length"), ("standard_shift", "shift-length")),
     ],
 )
 def test_a_finding_has_the_numbers_of_its_records(found, name, first, baseline):
