@@ -6,8 +6,8 @@ nbs/support/claims.toml that links to its section; and the experiments of the ca
 whose runs are not all in.  The first two begin with the pages of the short route.  The
 pages are read as Sphinx has stored them.
 
-A verdict is what `gbattn.conventions.put_to_test` prints, a badge, or a word in a table
-that chapter 18 makes.
+A verdict is what `gbattn.conventions.put_to_test` prints, a badge, or what a cell of a
+table says, as `support.verdicts.verdict` does for chapter 18 and the lab notebook.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ HEADS = ("held", "did not hold (in a box)", "open (in a box)", *VERDICTS[3:])
 PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(" + "|".join(VERDICTS[:4]) + ")$", re.M | re.S)
 WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
 WORD = re.compile(r"(held|did not hold|open|seen)( after Holm|, not planned)?")
+DECIDED = re.compile(r"(?:.*<br>)?(better|worse), (?:planned|own plan)")  # the last line of a cell
 GROUPS = ("The short route", "Chapters of the library", "Companion: one paper a chapter", "Appendices and reference")
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "transformers")
 
@@ -68,16 +69,21 @@ def sentences():
 
 
 def is_shown(text):
-    """Whether a text stands in a badge or in a cell of a table."""
+    """Whether a text stands in a badge or in a cell of a table; the first of a row names what the others explain."""
     badge = any(name.startswith("sd-b") for name in text.parent["classes"])
-    return badge or any(isinstance(above, nodes.entry) for above in (text.parent.parent, text.parent.parent.parent))
+    above = text.parent.parent, text.parent.parent.parent
+    return badge or any(isinstance(cell, nodes.entry) and cell.parent.index(cell) for cell in above)
 
 
 def verdicts_in(document):
     """How often a page gives each verdict: on a claim, in a badge or in a table."""
     texts = [text for text in document.findall(nodes.Text) if is_shown(text)]
     shown = [WORD.fullmatch(" ".join(text.astext().split())) for text in texts]
-    return Counter([verdict for _, verdict, _ in claims_in(document)] + [found[1] for found in shown if found])
+    cells = [" ".join(cell.astext().split()) for cell in document.findall(nodes.entry)]
+    planned = {"better": "held", "worse": "did not hold"}
+    found = [verdict for _, verdict, _ in claims_in(document)]
+    found += [word[1] for word in shown if word]
+    return Counter(found + [planned[word[1]] for word in map(DECIDED.fullmatch, cells) if word])
 
 
 def counted(verdict, all_of_it, in_a_box):
