@@ -128,6 +128,48 @@ def test_the_page_says_of_an_answer_what_the_library_says(answers, number):
     assert answers(number, "no answer") == f"Not yet. Wanted is {exercise.wants}."
 
 
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        ("18.1", "-0.105 to -0.0431"),
+        ("18.1", "−0.105 to −0.0431"),
+        ("18.1", "(−0.105) and (−0.0431)"),
+        ("18.1", "−0.105 – −0.0431"),
+        ("18.1", "[–0.105, –0.0431]"),
+        ("06a.2", "0.54–0.84"),
+        ("06a.2", "54 % – 84 %"),
+        ("06a.2", "54 to 84 %"),
+        ("17a.4", "54 %"),
+        ("17a.4", "0.53"),
+        ("17a.2", "−18.1 %"),
+        ("17a.2", "-18.1"),
+        ("18.3", "2.64 %"),
+    ],
+)
+def test_an_interval_and_per_cent_are_read_as_the_book_prints_them(answers, number, answer):
+    assert answers(number, answer) == f"Right. {EXERCISES[number].then}"
+
+
+AFTER = "That aims at the token after. The key is turned less than the query, so it must start ahead."
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "hint"),
+    [
+        ("18.1", "0.105 to 0.0431", "Its size is right, its sign is not."),
+        ("18.1", "-0.105 to", f"Wanted is {EXERCISES['18.1'].wants}."),
+        ("06a.2", "0.54, –0.84", AFTER),
+        ("06a.2", "0.54 –0.84", AFTER),
+        ("17a.4", "8 %", "That is their share of the tokens."),
+        ("17a.4", "60 %", "It is too large."),
+        ("17a.2", "-20 %", "That is nearly right for small changes only: a loss stands in an exponent."),
+        ("17a.2", "-1810 %", "It is too small."),
+    ],
+)
+def test_an_interval_and_per_cent_get_their_hints(answers, number, answer, hint):
+    assert answers(number, answer) == f"Not yet. {hint}"
+
+
 def test_each_check_is_of_an_exercise_whose_solution_passes_it(asked):
     for number in EXERCISES:
         assert number in asked, f"{number} is on no page"

@@ -1,16 +1,23 @@
 // Fields for the answers of a chapter: what is right, and the hints, are those of the table of exercises.
 (exercises => {
-  const numbers = said => said.replace(/[\[\](){}%]/g, " ").replace(/−/g, "-").trim().split(/[\s,;]+/).map(part => {
-    const [over, under = "1", ...more] = part.split("/");
-    return part && !more.length ? Number(over) / Number(under) : NaN;
-  });
+  // "a, b", "a to b", "a and b" and "a – b" are two numbers; "54 %" is 0.54, or 54 if the exercise says "per cent".
+  const numbers = (said, wants) => {
+    const unit = said.includes("%") && !wants.includes("per cent") ? 100 : 1;
+    const bare = said.replace(/[\[\](){}]/g, " ").replace(/\s*%/g, "");
+    const plain = bare.replace(/(\d)(–|\s+–\s+)/g, "$1 ").replace(/[−–]/g, "-");
+    return plain.trim().split(/(?:[\s,;]|\b(?:to|and)\b)+/).map(part => {
+      const [over, under = "1", ...more] = part.split("/");
+      return part && !more.length ? Number(over) / Number(under) / unit : NaN;
+    });
+  };
   const near = (got, want, tolerance) => {  // null stands for any number
     const most = Math.max(...want.map(w => Math.abs(w ?? 0))) || 1;
     return got.length === want.length
       && want.every((w, i) => w === null || Math.abs(got[i] - w) <= tolerance * (Math.abs(w) || most) + 1e-12);
   };
   const fault = ({right, wrong, tolerance, wants}, said) => {
-    const word = typeof right === "string", got = word ? said.trim().toLowerCase().replace(/^["']|["']$/g, "") : numbers(said);
+    const word = typeof right === "string";
+    const got = word ? said.trim().toLowerCase().replace(/^["']|["']$/g, "") : numbers(said, wants);
     const alike = other => word ? got === other : near(got, other, tolerance);
     if (alike(right)) return "";
     const [, hint] = wrong.find(([other]) => alike(other)) ?? [];
