@@ -44,26 +44,73 @@ STYLE = """
 """
 
 
-# Settings of chapter 18 in plain words, those of its table first; the lab notebook has them all, also at other rates
-# and for some of the seeds.
+# What chapter 18 compares: the model, what the sentence says of it and a baseline, and its name where it is better.
+COMPARED = {
+    "standard with the shift": (
+        "Standard attention with the shift minus {baseline} without it",
+        "the shift",
+    ),
+    "boosted, no shift": (
+        "Boosted attention minus {baseline}, no shift",
+        "boosted attention",
+    ),
+    "boosted, shift in both": (
+        "Boosted attention minus {baseline}, shift in both",
+        "boosted attention",
+    ),
+}
+# Settings in plain words, those of the tables of chapter 18 first. Of each: the experiments that compare standard
+# attention with the shift with models without it, and the settings of the lab notebook's table, which has more of them,
+# that compare boosted attention: without the shift, and with the shift in both.
+_ONE_FOR_ALL = lambda *names: dict.fromkeys(("standard", "boosted"), names)
 SETTING_NAMES = {
-    "long warm-up, 0.008: all ten seeds": "no shift",
-    "four times the text and the updates": "no shift, long run",
-    "long warm-up, every arm shifted": "shift in both",
-    "four times both, every arm shifted": "shift in both, long run",
-    "width 64, short warm-up": "no shift, short warm-up",
-    "width 96: twelve seeds, form or depth": "width 96",
-    "width 96, shifted": "width 96, shift in both",
-    "rotary positions, each at its rate": "rotary positions",
-    "rotary positions, shifted": "rotary positions, shift in both",
-    "width 96, rotary, each at its rate": "rotary positions, width 96",
-    "gutenberg-en, long warm-up, 0.008": "books in place of Wikipedia",
-    "gutenberg-en, shifted": "books in place of Wikipedia, shift in both",
-    "one pass, 0.008, long warm-up": "text read once, width 96",
-    "one pass, shifted": "text read once, width 96, shift in both",
+    "ordinary run": (
+        {
+            "standard": ("shift", "mini-warm+shift-plain"),
+            "boosted": ("shift", "mini-warm+mini-warm-again"),
+        },
+        "long warm-up, 0.008: all ten seeds",
+        "long warm-up, every arm shifted",
+    ),
+    "ordinary run, ten new seeds": (
+        _ONE_FOR_ALL("shift-new", "shift-new-plain"),
+        None,
+        None,
+    ),
+    "long run": (
+        {"boosted": ("shift-length", "length")},
+        "four times the text and the updates",
+        "four times both, every arm shifted",
+    ),
+    "short warm-up": ({}, "width 64, short warm-up", None),
+    "width 96": (
+        {
+            "standard": ("shift-96", "ladder-96+shift-96-plain"),
+            "boosted": ("shift-96", "ladder-96+ladder-96-again"),
+        },
+        "width 96: twelve seeds, form or depth",
+        "width 96, shifted",
+    ),
+    "rotary positions": (
+        _ONE_FOR_ALL("shift-rotary"),
+        "rotary positions, each at its rate",
+        "rotary positions, shifted",
+    ),
+    "rotary positions, width 96": ({}, "width 96, rotary, each at its rate", None),
+    "books in place of Wikipedia": (
+        _ONE_FOR_ALL("shift-gutenberg", "shift-gutenberg-plain"),
+        "gutenberg-en, long warm-up, 0.008",
+        "gutenberg-en, shifted",
+    ),
+    "text read once, width 96": (
+        _ONE_FOR_ALL("shift-one-pass"),
+        "one pass, 0.008, long warm-up",
+        "one pass, shifted",
+    ),
 }
 BASELINE_NAMES = {
     "standard": "standard",
+    "boosted": "boosted attention",
     "twicing": "twicing",
     "stack": "stack",
     "parameters": "wider, equal parameters",
@@ -72,20 +119,22 @@ BASELINE_NAMES = {
 }
 
 
-def settings_to_play() -> dict:
-    """Return settings of chapter 18 by plain names, those of its table first."""
-    from support.verdicts import SETTINGS
+def pairs_to_play() -> list[dict[str, dict[str, tuple]]]:
+    """Return for each model of `COMPARED`, by setting and baseline, what `Report.difference` takes."""
+    from support.verdicts import BOOSTED, SETTINGS
 
-    labels = {setting.label: setting for setting in SETTINGS}
-    return {name: labels[label] for label, name in SETTING_NAMES.items()}
-
-
-def _choices() -> list[tuple]:
-    """The settings and the baselines to choose from."""
-    return [
-        ("setting", "setting", tuple(settings_to_play())),
-        ("baseline", "minus", tuple(BASELINE_NAMES.values())),
-    ]
+    arms = {"standard": "standard", "boosted": BOOSTED}
+    rows = {setting.label: setting for setting in SETTINGS}
+    shift, *others = ({} for _ in COMPARED)
+    for name, (experiments, *labels) in SETTING_NAMES.items():
+        shift[name] = {
+            baseline: ("standard_shift", arms[baseline], *names)
+            for baseline, names in experiments.items()
+        }
+        for found, label in zip(others, labels):
+            row = rows.get(label)
+            found[name] = {key: row.of(key) for key in row.against} if row else {}
+    return [shift, *others]
 
 
 # name: what a screen reader says of the picture, its height, and the inputs: name and label, then least, most, step and
@@ -116,7 +165,7 @@ FIGURES = {
                 "averages",
                 "Gaussian averages of bandwidth 1 instead of least squares",
                 False,
-            )
+            ),
         ],
     ),
     "smooth": (
@@ -157,7 +206,11 @@ FIGURES = {
     "pairs": (
         "Paired runs of two models as dots on an axis in per cent, their mean and its interval.",
         140,
-        _choices,
+        [
+            ("model", "model", tuple(COMPARED)),
+            ("setting", "setting", tuple(SETTING_NAMES)),
+            ("baseline", "minus", tuple(BASELINE_NAMES.values())),
+        ],
     ),
     "second": (
         "A token x among five others, what attention makes of it, F, the residual x − F, and a gated second round.",
@@ -443,13 +496,23 @@ STEPS = {
     ],
     "pairs": [
         (
-            "add the shift",
-            {"setting": 2},
-            "No lead over standard attention can be seen any more: pairs lie on both sides of zero.",
+            "the shift or a second round",
+            {"setting": 1, "baseline": 1},
+            "The shift is better in each of the ten pairs.",
+        ),
+        (
+            "a second round alone",
+            {"model": 1},
+            "A second round gains, too: about a third as much as the shift.",
+        ),
+        (
+            "the shift in both",
+            {"model": 2},
+            "A second round has no lead that can be seen: pairs lie on both sides of zero.",
         ),
         (
             "and equal FLOPs",
-            {"setting": 2, "baseline": 4},
+            {"model": 2, "baseline": 5},
             "A wider model that costs as much is better in most pairs.",
         ),
     ],
@@ -652,12 +715,16 @@ def _growth() -> dict:
 
 
 # What a verdict of chapter 18 means; {better} is the one with the lower mean.
+_WORDS = {
+    "**{word}**, planned": "Planned, and decided after Holm's correction: {better} is better.",
+    "{word}, *seen*": "Seen, not planned: {better} is better.",
+    "{word}, *own plan*": "{better} is better; a later plan had a rule for this, and its own correction.",
+}
 VERDICTS = {
-    "**better**, planned": "Planned, and decided after Holm's correction: boosted attention is better.",
-    "**worse**, planned": "Planned, and decided after Holm's correction: the baseline is better.",
-    "better, *seen*": "Seen, not planned: boosted attention is better.",
-    "worse, *seen*": "Seen, not planned: the baseline is better.",
-    "better, *own plan*": "Boosted attention is better; a later plan had a rule for this, and its own correction.",
+    key.format(word=word): said
+    for key, said in _WORDS.items()
+    for word in ("better", "worse")
+} | {
     "open": "Open: the interval includes zero.",
     "open after Holm": "Open: planned, and {better} looks better, but not after Holm's correction.",
     "rate not found": "No verdict: the best learning rate of one of the two was not found.",
@@ -666,30 +733,40 @@ VERDICTS = {
 
 
 def _pairs() -> dict:
-    """The paired differences of chapter 18, boosted attention minus each baseline that has run, with their verdicts,
-    and Student's quantiles."""
+    """The paired differences of chapter 18, each model minus each baseline that has run, with their verdicts, and
+    Student's quantiles."""
     from scipy.stats import t
 
     from support.reports import Report
     from support.verdicts import planned_p, verdict
 
-    report, settings = Report(), []
+    report, known = Report(), [*VERDICTS]
     adjusted = planned_p(report)
-    for label, setting in settings_to_play().items():
-        pairs, verdicts = {}, {}
-        for name in setting.against:
-            of = setting.of(name)
-            if report.paired(*of):
-                better, worse = map(np.array, report.losses(*of))
-                pairs[name] = (better - worse).round(6).tolist()
-                verdicts[name] = [*VERDICTS].index(verdict(report, of, adjusted))
-        settings.append({"label": label, "pairs": pairs, "verdicts": verdicts})
-    quantiles = [float(t.ppf(0.975, n - 1)) for n in range(2, 31)]
+
+    def found(of):
+        if of is None or not report.paired(*of):
+            return None
+        apart = np.subtract(*report.losses(*of)).round(6).tolist()
+        return {
+            "pairs": apart,
+            "verdict": known.index(verdict(report, of, adjusted)),
+        }
+
     return {
-        "settings": settings,
-        "baselines": list(BASELINE_NAMES),
-        "names": list(BASELINE_NAMES.values()),
-        "quantiles": quantiles,
+        "models": [
+            {
+                "says": says,
+                "better": better,
+                "settings": [
+                    [found(row.get(baseline)) for baseline in BASELINE_NAMES]
+                    for row in rows.values()
+                ],
+            }
+            for (says, better), rows in zip(COMPARED.values(), pairs_to_play())
+        ],
+        "settings": list(SETTING_NAMES),
+        "baselines": list(BASELINE_NAMES.values()),
+        "quantiles": [float(t.ppf(0.975, n - 1)) for n in range(2, 31)],
         "verdicts": list(VERDICTS.values()),
     }
 
@@ -782,7 +859,7 @@ def _button(words, values=(), lesson="") -> str:
 def play(name: str) -> HTML:
     """Return a figure to play with, one of `FIGURES`."""
     alt, height, inputs = FIGURES[name]
-    rows = "".join(_row(*one) for one in (inputs() if callable(inputs) else inputs))
+    rows = "".join(_row(*one) for one in inputs)
     told = GIVEN | ({"data": DATA[name]()} if name in DATA else {})
     colours = told | {"own": told.get("data", {}).get("colour"), "data": "inherit"}
     key = "".join(

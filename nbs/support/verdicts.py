@@ -407,7 +407,7 @@ BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
 
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return whether the first of two arms is better or worse, and how that is known:
-    ``planned``, after Holm's correction; by a rule of E8's ``own plan``; or ``seen``
+    ``planned``, after Holm's correction; by a rule of the ``own plan`` of E8 or E12; or ``seen``
     after the runs. ``open`` if the interval includes zero, or if the correction leaves it
     so. No verdict where the best learning rate of one of them was not found: it lies at
     the edge of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
@@ -425,9 +425,10 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     if of in adjusted:  # E2 was planned as one
         return f"**{word}**, planned" if adjusted[of] < 0.05 else "open after Holm"
     known = "seen"
-    for key, claim in COMPOSITION.items():
-        if {*claim.of} == {*of} and decide(report, COMPOSITION)[key].verdict != "open":
-            known = "own plan"
+    for plan in (COMPOSITION, SHIFT_ONCE_MORE):
+        for key, claim in plan.items():
+            if {*claim.of} == {*of} and decide(report, plan)[key].verdict != "open":
+                known = "own plan"
     return f"{word}, *{known}*"
 
 

@@ -1,5 +1,6 @@
 """The figures to play with compute, in a browser, what the library computes; and they answer to hand and keyboard."""
 
+import ast
 import json
 import math
 from functools import partial
@@ -27,6 +28,7 @@ from gbattn.streaming import gains_from_scores
 from gbattn.test_time import read_chunks, shift_in_chunks
 from support.playgrounds import (
     BASELINE_NAMES,
+    COMPARED,
     DATA,
     DIMS,
     FIGURES,
@@ -37,12 +39,12 @@ from support.playgrounds import (
     STEPS,
     TOKENS,
     VERDICTS,
+    pairs_to_play,
     play,
-    settings_to_play,
 )
-from support.reports import Report, percent
+from support.reports import Report, percent, signed
 from support.tables import QUESTIONS, SHORT_TABLES
-from support.verdicts import BASELINES, SETTINGS, planned_p, verdict
+from support.verdicts import BASELINES, BOOSTED, SHIFT_ONCE_MORE, planned_p, verdict
 
 EXACT = 1e-9
 
@@ -166,49 +168,65 @@ def choices(page, name):
 
 
 def test_the_pairs_that_can_be_chosen_are_those_that_ran_and_have_their_verdict(page, compute):
-    report, root, settings = Report(), page.locator("#play-pairs"), list(settings_to_play().values())
+    report, root, compared = Report(), page.locator("#play-pairs"), pairs_to_play()
     adjusted, names, shown = planned_p(report), list(BASELINE_NAMES), set()
-    ran = [
-        [i for i, name in enumerate(names) if name in s.against and report.difference(*s.of(name))] for s in settings
-    ]
-    assert choices(page, "setting") == [i for i, columns in enumerate(ran) if columns]
-    for place in choices(page, "setting"):
-        root.locator("select[name=setting]").select_option(str(place))
-        assert choices(page, "baseline") == ran[place]
-        for column in ran[place]:
-            of = settings[place].of(names[column])
-            found, row = compute("pairs", setting=place, baseline=column), report.difference(*of)
-            wanted = [percent(x) for x in (row.difference, row.low, row.high)]
-            assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
-            root.locator("select[name=baseline]").select_option(str(column))
-            better = "boosted attention" if row.difference < 0 else "the baseline"
-            sentence = VERDICTS[word := verdict(report, of, adjusted)].replace("{better}", better)
-            assert found["n"] == row.pairs and root.locator("p").inner_text().endswith(sentence)
-            shown.add(word)
+    choose = lambda name, place: root.locator(f"select[name={name}]").select_option(str(place))
+    for model, (settings, (says, better)) in enumerate(zip(compared, COMPARED.values(), strict=True)):
+        choose("model", model)
+        ran = [[i for i, n in enumerate(names) if n in of and report.difference(*of[n])] for of in settings.values()]
+        assert [*settings] == [*SETTING_NAMES] and choices(page, "model") == [0, 1, 2]
+        assert choices(page, "setting") == [i for i, columns in enumerate(ran) if columns]
+        for place in choices(page, "setting"):
+            choose("setting", place)
+            assert choices(page, "baseline") == ran[place]
+            for column in ran[place]:
+                of = [*settings.values()][place][names[column]]
+                found = compute("pairs", model=model, setting=place, baseline=column)
+                row = report.difference(*of)
+                wanted = [percent(x) for x in (row.difference, row.low, row.high)]
+                assert all(abs(found[key] - x) < 1e-2 for key, x in zip(("mean", "low", "high"), wanted, strict=True))
+                assert found["n"] == row.pairs and abs(100 * found["pairs"].expm1()).max() < 24, "beyond the axis"
+                choose("baseline", column)
+                told = root.locator("p").inner_text()
+                begins = f"{says.format(baseline=[*BASELINE_NAMES.values()][column])}, {[*SETTING_NAMES][place]}: "
+                assert told.startswith(begins + signed(row.difference))
+                lower = better if row.difference < 0 else "the baseline"
+                sentence = VERDICTS[word := verdict(report, of, adjusted)].replace("{better}", lower)
+                assert told.endswith(sentence[0].upper() + sentence[1:])
+                shown.add(word)
     root.locator("button").last.click()
     usual = {f"**{word}**, planned" for word in ("better", "worse")} | {"better, *seen*", "worse, *seen*", "open"}
-    assert usual <= shown <= {*VERDICTS}
+    assert usual | {"better, *own plan*"} <= shown <= {*VERDICTS}
 
 
 def test_a_baseline_that_has_not_run_makes_room_for_one_that_has(page):
     root = page.locator("#play-pairs")
     baseline = root.locator("select[name=baseline]")
     assert baseline.input_value() == "0" and 0 in choices(page, "baseline")
-    root.locator("select[name=setting]").select_option("1")
+    root.locator("select[name=setting]").select_option("2")
     assert int(baseline.input_value()) == choices(page, "baseline")[0] > 0
     assert [*BASELINE_NAMES.values()][int(baseline.input_value())] in root.locator("p").inner_text()
     root.locator("button").last.click()
     assert baseline.input_value() == "0"
 
 
-def test_the_settings_to_play_with_begin_with_the_columns_of_the_tables():
-    settings = list(settings_to_play().values())
-    labels = {setting.label for setting in SETTINGS}
-    assert [setting.label for setting in settings] == [*SETTING_NAMES] and labels > {*SETTING_NAMES}
-    assert {*BASELINE_NAMES} == {*BASELINES} == {*QUESTIONS, "time"}
+def test_the_pairs_to_play_with_are_those_of_chapter_18():
+    assert {*BASELINE_NAMES} - {"boosted"} == {*BASELINES} == {*QUESTIONS, "time"}
+    shift, *boosted = pairs_to_play()
     columns = [of for rows in SHORT_TABLES.values() for of in rows["parameters"]]
-    assert [setting.of("parameters") for setting in settings[:4]] == columns
-    assert settings[0].of("standard") == SHORT_TABLES["no shift"]["standard"][0]
+    assert [model[name]["parameters"] for model in boosted for name in ("ordinary run", "long run")] == columns
+    assert boosted[0]["ordinary run"]["standard"] == SHORT_TABLES["no shift"]["standard"][0]
+    assert {claim.of for claim in SHIFT_ONCE_MORE.values()} == {*shift["ordinary run, ten new seeds"].values()}
+    source = json.loads((Path(__file__).parents[2] / "nbs" / "18_perplexity.ipynb").read_text())
+    (code,) = (c for c in map("".join, (c["source"] for c in source["cells"])) if "Every sentence above" in c)
+    (told,) = (
+        n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Assign) and "instead_long" in ast.dump(n)
+    )
+    names = {"BOOSTED": BOOSTED, "NEW": ("shift-new", "shift-new-plain")}
+    told = eval(compile(ast.Expression(told), "18", "eval"), names)
+    same = lambda *of: {frozenset(one) for one in of}
+    quoted = same(*(of for key, of in told.items() if key in ("new", "rotary") or key.startswith("instead")))
+    assert len(quoted) == 6 and quoted <= same(*(of for row in shift.values() for of in row.values()))
 
 
 @pytest.mark.parametrize(("tokens", "size", "dims"), [(0, 0, 0), (2, 6, 3), (4, 6, 3), (3, 4, 1)])
@@ -600,8 +618,12 @@ LESSONS = {
     ),
     "a gentle slope": lambda now, start: now["dyt"][-1] < 1.25 > now["derf"][-1],
     "a steep slope": lambda now, start: 10 * now["layernorm"][-1] < min(now["dyt"][-1], now["derf"][-1]),
-    "add the shift": lambda now, start: (
-        start["high"] < 0 and now["low"] < 0 < now["high"] and now["pairs"].min() < 0 < now["pairs"].max()
+    "the shift or a second round": lambda now, start: now["n"] == 10 and (now["pairs"] < 0).all(),
+    "a second round alone": lambda now, start: (
+        now["high"] < 0 and 2.5 < start["pairs"].mean() / now["pairs"].mean() < 3.5 and len(now["pairs"]) == 10
+    ),
+    "the shift in both": lambda now, start: (
+        now["low"] < 0 < now["high"] and now["pairs"].min() < 0 < now["pairs"].max()
     ),
     "and equal FLOPs": lambda now, start: (now["pairs"] > 0).double().mean() > 0.75,
     "close the gate": lambda now, start: small(now["output"] - now["F"]),
