@@ -131,7 +131,7 @@ def line_up() -> None:
             again, add = ("same\nweights", "softmax attention"), "$F + c$"
         found = {
             "title": (0.7, 7, rf"$\bf{{{title}}}$".replace(" ", r"\ ")),
-            "x": (0.6, 0, "$x$"),
+            "x": (0.85, 0, "$x$"),
             "first": (0, 1.3, "attention", "softmax attention"),
             "F": (0, 2.7, "$F$"),
             "rest": (1.5, 2.7, rest),
@@ -148,7 +148,7 @@ def line_up() -> None:
         for line in lines.split(","):
             start, end = line.split()
             arrows.append(f"{of}{start} > {of}{end}")
-    diagram(boxes, "\n".join(arrows), size=(6.2, 7.4))
+    diagram(boxes, "\n".join(arrows), size=(5.3, 7.4))
 
 
 class Chapter(NamedTuple):
@@ -275,7 +275,7 @@ def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8", "17a", "18")) -> HTM
         ".needs-map text {font: 15px sans-serif; text-anchor: middle; fill: var(--pst-color-text-base, #222)} "
         ".needs-map .subject {font-size: 11px; paint-order: stroke; stroke-width: 4px; stroke-linejoin: round; "
         "stroke: var(--pst-color-background, #fff)} "
-        "@media (max-width: 576px) {.needs-map .subject {display: none}} "
+        "@media (max-width: 576px) {.needs-map {width: 46rem; max-width: none}} "
         ".needs-map .on-route circle {fill: #0072b2} "
         ".needs-map .on-route text:not(.subject) {fill: #fff; font-weight: 600}"
         f"</style>{paths}{circles}</svg>"

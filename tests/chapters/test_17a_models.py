@@ -88,6 +88,7 @@ def test_the_layers_are_drawn_with_the_widths_of_the_experiments(monkeypatch):
     monkeypatch.setattr(plt, "show", lambda: None)
     line_up()
     texts = [text.get_text() for axes in plt.gcf().axes for text in axes.texts]
+    assert plt.gcf().get_figwidth() <= 5.4, "a phone shows it whole"
     plt.close("all")
     drawn = {
         kind: {int(n) for t in texts if kind in t for n in re.findall(r"\d+", t)} for kind in ("attention", "network")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t
+from test_browser import browser, styled  # noqa: F401
 
 import gbattn.conventions
 import pages
@@ -181,6 +182,20 @@ def test_a_circle_of_the_map_has_its_title_and_has_room_for_its_subject():
     assert ends[0][0] == 59 and len({t.string for t in subjects}) == len(links)
     assert all(y != other or right < left for (y, _, right), (other, left, _) in zip(ends, ends[1:]))
     assert all(0 <= left and right <= 740 for _, left, right in ends)
+
+
+def test_the_map_scrolls_on_a_phone_with_its_subjects_and_circles_for_a_finger(browser, tmp_path):  # noqa: F811
+    from support.diagrams import needs_map
+
+    body = f"<div class=cell_output><div class=output>{needs_map().data}</div></div>"
+    with styled(browser, tmp_path, body) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        assert page.locator(".output").evaluate("e => e.scrollWidth > e.clientWidth")
+        assert min(circle.bounding_box()["width"] for circle in page.locator(".needs-map circle").all()) >= 24
+        for subject in page.locator(".needs-map .subject").all():
+            assert subject.is_visible() and subject.bounding_box()["height"] >= 11
+        page.set_viewport_size({"width": 1280, "height": 900})
+        assert page.locator(".output").evaluate("e => e.scrollWidth == e.clientWidth")
 
 
 # ---- The figure ----
