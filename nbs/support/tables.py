@@ -105,7 +105,10 @@ def cell(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
 LONG = "length"
 SHORT_TABLES: dict[str, dict[str, tuple]] = {
     "no shift": {
-        "standard": ((BOOSTED, "standard", WARM, "mini-warm+shift-plain"), None),
+        "standard": (
+            (BOOSTED, "standard", WARM, "mini-warm+shift-plain"),
+            (BOOSTED, "standard", LONG, "composition"),
+        ),
         "twicing": (None, None),
         "stack": (
             (BOOSTED, "stack", "mini-warm", "shift-stack"),
@@ -146,7 +149,7 @@ QUESTIONS = {
 }
 # Models, and the experiments that have them: an ordinary run, a long one.
 MODELS = {
-    "standard": ("standard", "mini-warm+shift-plain", None),
+    "standard": ("standard", "mini-warm+shift-plain", "composition"),
     "boosted": (BOOSTED, WARM, LONG),
     "wider, equal FLOPs": ("wider_flops", "mini-warm-flops", LONG),
     "standard, shift": ("standard_shift", AGAIN, "shift-length"),

@@ -959,9 +959,9 @@ def test_the_figure_of_six_models_has_their_runs():
     assert costs["standard"] == costs["standard, shift"] < costs["wider, equal FLOPs"]
     assert costs["boosted"] == costs["boosted, shift"] == pytest.approx(costs["wider, equal FLOPs, shift"], rel=0.01)
     for name, (_, (ordinary, long)) in models.items():
-        assert [*sorted(ordinary)] == [*range(1, 11)] and len(long) == (0 if name == "standard" else 6)
+        assert [*sorted(ordinary)] == [*range(1, 11)] and len(long) == 6
         arm, short, late = MODELS[name]
-        losses = of_the_book().of_arm(arm, late) if late else []
+        losses = of_the_book().of_arm(arm, late)
         assert sorted(map(math.log, long.values())) == pytest.approx(sorted(losses))
     shorter = models["standard, shift"][1][0]
     assert {math.log(shorter[seed]) for seed in shorter} <= {*of_the_book().of_arm("standard_shift", verdicts.AGAIN)}
