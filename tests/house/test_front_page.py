@@ -136,6 +136,7 @@ def percent(first, baseline):
 
 
 BOOSTED, PLAIN = "boosted_residual", ("standard", "mini-warm", "shift-plain")
+SHIFTED = "shift", "shift-again"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,8 @@ BOOSTED, PLAIN = "boosted_residual", ("standard", "mini-warm", "shift-plain")
         ("form", (BOOSTED, "form"), ("stack", "form")),
         ("flops", ("boosted_shift", "shift-length"), ("wider_flops_shift", "shift-length")),
         ("late", ("boosted_shift", "shift-length"), ("standard_shift", "shift-length")),
+        ("here", ("boosted_shift", *SHIFTED), ("standard_shift", *SHIFTED)),
+        ("flops_here", ("boosted_shift", *SHIFTED), ("wider_flops_shift", *SHIFTED)),
     ],
 )
 def test_a_finding_has_the_numbers_of_its_records(found, name, first, baseline):

@@ -44,7 +44,7 @@ from support.playgrounds import (
 )
 from support.reports import Report, percent, signed
 from support.tables import QUESTIONS, SHORT_TABLES
-from support.verdicts import BASELINES, BOOSTED, SHIFT_ONCE_MORE, planned_p, verdict
+from support.verdicts import BASELINES, BOOSTED, SHIFT_ONCE_MORE, WARM, planned_p, verdict
 
 EXACT = 1e-9
 
@@ -222,11 +222,11 @@ def test_the_pairs_to_play_with_are_those_of_chapter_18():
     (told,) = (
         n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Assign) and "instead_long" in ast.dump(n)
     )
-    names = {"BOOSTED": BOOSTED, "NEW": ("shift-new", "shift-new-plain")}
+    names = {"BOOSTED": BOOSTED, "WARM": WARM, "new": "shift-new-plain", "plain": "mini-warm+shift-plain"}
     told = eval(compile(ast.Expression(told), "18", "eval"), names)
     same = lambda *of: {frozenset(one) for one in of}
-    quoted = same(*(of for key, of in told.items() if key in ("new", "rotary") or key.startswith("instead")))
-    assert len(quoted) == 6 and quoted <= same(*(of for row in shift.values() for of in row.values()))
+    quoted = same(*(of for key, of in told.items() if key in ("first", "rotary") or key.startswith("instead")))
+    assert len(quoted) == 7 and quoted <= same(*(of for row in shift.values() for of in row.values()))
 
 
 @pytest.mark.parametrize(("tokens", "size", "dims"), [(0, 0, 0), (2, 6, 3), (4, 6, 3), (3, 4, 1)])
