@@ -29,13 +29,14 @@ from support.effects import (
     increase_by_token,
     why_runs_differ,
 )
-from support.figures import gap_curve
+from support.figures import gap_curve, interval_bars
 from support.reports import (
     NOT_YET,
     Report,
     has_interval,
     in_percent,
     in_short,
+    lower_in_short,
     ordering,
     percent,
     quote_all,
@@ -951,6 +952,32 @@ def test_the_table_of_other_settings():
         assert line.startswith(f"| {setting} | {name} | ") and f" ({low} to {high}) | {row.pairs} | " in line
     shown = [of for *_, of in asked]
     assert len(set(shown)) == len(shown) and not set(shown) & set(short_cells())
+
+
+def test_a_bar_reaches_from_zero_to_the_change_with_its_interval_and_is_hollow_if_it_was_not_planned(report):
+    row = report.difference("wider", "standard", "toy")
+    told = {"planned": (row, "boosted attention", True), "seen": (row, "wider attention", False)}
+    interval_bars({"a group": told})
+    ax = matplotlib.pyplot.gca()
+    ends = [percent(row.low), percent(row.high)]
+    drawn = [line.get_xdata() for line in ax.lines[:-1]]  # the last is the line at zero
+    wanted = [[0, percent(row.difference)], ends, [percent(row.difference)]]
+    assert all(np.allclose(*one) for one in zip(drawn, 2 * wanted, strict=True))
+    heights = [{*ax.lines[k].get_ydata()} | {*ax.lines[k + 1].get_ydata()} for k in (0, 3)]
+    assert [len(one) for one in heights] == [1, 1] and heights[0] != heights[1]
+    planned, seen = (ax.lines[k].get_markerfacecolor() for k in (2, 5))
+    assert planned == ax.lines[2].get_color() and seen == "white"
+    words = [text.get_text() for text in ax.texts]
+    change = f"{reports.signed(row.difference)} %"
+    assert words == ["a group", "planned", change, "seen", change]
+    matplotlib.pyplot.close()
+
+
+def test_a_lead_is_told_in_words(report):
+    row = report.difference("wider", "standard", "toy")
+    told = lower_in_short(row).replace("\xa0", " ")
+    lead, low, high = (-percent(x) for x in (row.difference, row.high, row.low))
+    assert low < lead < high and told == f"{lead:.1f} % lower perplexity ({low:.1f} to {high:.1f}, n = 3)"
 
 
 def test_the_figure_of_six_models_has_their_runs():
