@@ -7,7 +7,7 @@ first of them.
 
 import re
 
-ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted", "17a_models", "18_perplexity")
+ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "05b_heads", "08_boosted", "17a_models", "18_perplexity")
 CHAPTER = re.compile(r"0?(\d+[a-z]?)_")
 
 

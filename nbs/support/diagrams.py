@@ -242,7 +242,7 @@ def _circle(number: str, chapter: Chapter, x: int, y: int, on_route) -> str:
     )
 
 
-def needs_map(route: tuple[str, ...] = ("1", "3", "5", "8", "17a", "18")) -> HTML:
+def needs_map(route: tuple[str, ...] = ("1", "3", "5", "5b", "8", "17a", "18")) -> HTML:
     """Return the chapters, each below those that its box names as needed, as a drawing whose circles are links."""
     found = chapters()
     rows, lines = _rows({one: chapter.needs for one, chapter in found.items()})

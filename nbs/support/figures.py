@@ -11,6 +11,7 @@ from gbattn.comparison import Row
 from gbattn.conventions import Record, colour_of
 from gbattn.lab.catalogue import EXPERIMENTS
 from support.reports import Report, percent, signed
+from support.verdicts import HEADLINE
 
 
 def line_style(arm: str) -> dict:
@@ -51,6 +52,19 @@ def interval_bars(groups: Mapping[str, Mapping[str, tuple[Row, str, bool]]]) -> 
     ax.set(xlim=(-30.3, 13.3), ylim=(place - 0.35, -0.35), yticks=())
     ax.set_xticks((-20, -10, 0, 10), ("−20 %", "−10 %", "0", "+10 %"))
     ax.spines["left"].set_visible(False)
+
+
+def headline_bars(
+    rows: Mapping[str, Row], groups: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Draw `interval_bars` of rows of `HEADLINE`; a group gives each of its labels the name of a row."""
+    told = lambda name: (rows[name], HEADLINE[name].method, HEADLINE[name].planned)
+    interval_bars(
+        {
+            title: {label: told(name) for label, name in labels.items()}
+            for title, labels in groups.items()
+        }
+    )
 
 
 def gap_curve(report: Report, of: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

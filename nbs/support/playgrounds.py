@@ -287,6 +287,17 @@ FIGURES = {
             ("token", "reading token", 1, 8, 1, 8),
         ],
     ),
+    "head": (
+        "Three tokens, dog, sat and it, with their keys and values; as bars, the weights that one of them gives, and "
+        "what it receives.",
+        210,
+        [
+            ("query", "query, times x₁", -3, 3, 0.5, -2),
+            ("dog", "dog’s value", -5, 10, 1, 5),
+            ("place", "who asks", 1, 3, 1, 3),
+            ("mask", "causal mask", True),
+        ],
+    ),
     "compose": (
         "The letters of a word, and below each the letter before it. Arcs lead from the query token back to the tokens "
         "that it attends to in round 1; their weights stand above. At the end the guess.",
@@ -633,6 +644,23 @@ STEPS = {
             "a new token",
             {"share": 1, "token": 6},
             "Nothing has followed this token yet, and the head has nothing to say.",
+        ),
+    ],
+    "head": [
+        (
+            "ask with the key",
+            {"query": 1},
+            "With its own key for a query a token attends most to its like, here to itself.",
+        ),
+        (
+            "ask nothing",
+            {"query": 0},
+            "All scores are zero, so the output is the plain mean of the values.",
+        ),
+        (
+            "look ahead",
+            {"place": 1, "mask": False},
+            "Without the mask dog attends most to a token that comes after it.",
         ),
     ],
     "compose": [

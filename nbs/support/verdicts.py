@@ -304,6 +304,35 @@ SHIFT_ONCE_MORE = {
 }
 
 
+class Headline(NamedTuple):
+    """A row of the charts with which the first page and chapter 18 begin: two arms and their experiments, the method of
+    its colour, and whether a plan had asked before the runs."""
+
+    of: tuple[str, ...]
+    method: str
+    planned: bool = True
+
+
+_PLAIN = "mini-warm+shift-plain"
+_BOTH = "boosted_shift", "standard_shift"
+_WIDER = "boosted_shift", "wider_flops_shift"
+HEADLINE = {
+    "shift": Headline(SHIFT_ONCE_MORE["gains"].of, "softmax attention"),
+    "second": Headline(
+        (BOOSTED, "standard", "shift-new-plain"), "boosted attention", False
+    ),
+    "wider": Headline(
+        ("wider_flops", "standard", "mini-warm-flops", _PLAIN),
+        "wider attention",
+        False,
+    ),
+    "here": Headline((*_BOTH, AGAIN), "boosted attention"),
+    "long": Headline((*_BOTH, "shift-length"), "boosted attention"),
+    "flops_here": Headline((*_WIDER, AGAIN), "boosted attention"),
+    "flops": Headline((*_WIDER, "shift-length"), "boosted attention"),
+}
+
+
 class Judged(NamedTuple):
     """What a plan says of a claim: the difference, None while a run is missing; its p
     against the limit, alone and corrected for all claims of the plan; the verdict."""

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 from nbdev_pages import split_cell, tags_of, test_flags, with_short_docstrings
 
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
-RESULTS = ("17a_models.ipynb", "18_perplexity.ipynb")  # show what records say, with nbs/support, and export nothing
+SHORT = ("05b_heads.ipynb", "17a_models.ipynb", "18_perplexity.ipynb")  # pages of the route that export nothing
 CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 MOST_WORDS = 3500  # of a chapter
-ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with 17a and 18, what everybody reads
-SHORTER = {f"{name}.ipynb": 3000 for name in ROUTE} | dict.fromkeys(RESULTS, 1500)
+ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with the short pages, what everybody reads
+SHORTER = {f"{name}.ipynb": 3000 for name in ROUTE} | dict.fromkeys(SHORT, 1500)
 WORDS_A_MINUTE = 180
 MOST_LINES = 30  # of a cell that the page shows
 MOST_LINES_ON_A_CLICK = 40  # of one in a solution, which opens on a click
@@ -141,7 +141,7 @@ def chapters_export_a_module(root):
     return [
         f"nbs/{path.name} has no '#| default_exp' cell: every chapter writes one module of gbattn; name it there."
         for path in notebooks(root)
-        if re.match(r"\d\d[a-z]?_", path.name) and path.name not in RESULTS and module_of(path) is None
+        if re.match(r"\d\d[a-z]?_", path.name) and path.name not in SHORT and module_of(path) is None
     ]
 
 

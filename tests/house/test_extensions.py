@@ -575,7 +575,7 @@ def route_book(tmp_path_factory):
 
 def test_a_page_of_the_short_route_leads_to_the_others(route_book):
     (route,) = page(route_book, "nbs/03_smoothers").select("nav.short-route")
-    assert " ".join(route.get_text().split()) == "Short route: 1 · 3 · 5 · 8 · 17a · 18"
+    assert " ".join(route.get_text().split()) == "Short route: 1 · 3 · 5 · 5b · 8 · 17a · 18"
     assert route.find(attrs={"aria-current": "page"}).get_text() == "3"
     others = [f"{name}.html" for name in short_route.ROUTE if name != "03_smoothers"]
     assert [link["href"] for link in route.select("a")] == others

@@ -23,7 +23,7 @@ from gbattn.positions import TokenShift
 from gbattn.retrieval import encode, induction_layer
 from gbattn.signal import recursion
 from gbattn.sinkhorn import sinkhorn_weights
-from gbattn.smoothers import bias_variance, kernel_smoother
+from gbattn.smoothers import bias_variance, kernel_smoother, softmax_weights
 from gbattn.streaming import gains_from_scores
 from gbattn.test_time import read_chunks, shift_in_chunks
 from support.playgrounds import (
@@ -399,6 +399,16 @@ def test_the_weights_on_a_word_are_those_of_the_last_token_of_the_page(compute, 
         assert (found["output"] - wanted.double() @ letters).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize(("place", "query", "mask"), [(3, -2, True), (2, 1.5, True), (1, -2, False), (3, -3, False)])
+def test_a_head_by_hand_is_the_librarys_attention(compute, place, query, mask):
+    found = compute("head", place=place, query=query, dog=7, mask=mask)
+    key, value = torch.tensor([[1.0], [0.0], [-1.0]]).double(), torch.tensor([[7.0], [1.0], [0.0]]).double()
+    may = torch.ones(3, 3, dtype=torch.bool).tril() if mask else None
+    weights = softmax_weights(query * key, key, temperature=1 / math.log(2), mask=may)[place - 1]
+    assert (found["weights"] - weights).abs().max() < EXACT
+    assert (found["output"] - weights @ value).abs().max() < EXACT
+
+
 def test_a_letter_is_tapped_and_no_word_is_no_error(phone):
     root = phone.locator("#play-compose")
     word, place, told = root.locator("[name=word]"), root.locator("[name=place]"), root.locator("p")
@@ -651,6 +661,9 @@ LESSONS = {
     "a block, by its block": lambda now, start: now["mass"] > start["mass"],
     "a token, by its block": lambda now, start: small(now["weights"][20:24] - now["weights"][21]),
     "a token, by itself": lambda now, start: now["weights"][21] == now["weights"].max(),
+    "ask with the key": lambda now, start: now["weights"].argmax() == 2 and start["weights"].argmax() == 0,
+    "ask nothing": lambda now, start: small(now["weights"] - 1 / 3) and small(now["output"] - now["knows"].mean()),
+    "look ahead": lambda now, start: now["weights"].argmax() == 2,
     "half and half": lambda now, start: small(now["weights"][[1, 2, 7]] - now["weights"].max()),
     "shifted": lambda now, start: now["weights"][2] > 0.9 and (start["weights"][[1, 7]] - 0.49).abs().max() < 0.01,
     "abracadabra": lambda now, start: (

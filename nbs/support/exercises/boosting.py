@@ -158,6 +158,54 @@ def _():
     )
 
 
+# ---- 5b What a head is ----
+
+
+@exercise(
+    "05b.1",
+    "the weights of the query of it for the keys of dog, cat and it",
+    "Equal keys get equal weights: what a head is to tell apart must be in the tokens.",
+)
+def _():
+    def weights(scores):
+        return 2.0 ** torch.tensor(scores) / (2.0 ** torch.tensor(scores)).sum()
+
+    yield weights([2.0, 2.0, -2.0])
+    yield [4.0, 4.0, 0.25], "Divide the weights by their sum."
+    yield (
+        weights([2.0, 0.0, -2.0]),
+        "That is with a verb in the middle. The key of a noun is 1.",
+    )
+    yield (
+        weights([-1.0, -1.0, 1.0]),
+        "That takes the key of the pronoun as its query.",
+    )
+    yield (
+        weights([2.0, 2.0, 2.0]),
+        "Then its own key would be that of a noun. A pronoun has another one.",
+    )
+    yield [0.5, 0.5, 0.0], "No weight of a softmax is zero: the pronoun has a small one."
+
+
+@exercise(
+    "05b.2",
+    "how many parameters the layer with 16 heads has, and how wide each head is",
+    "Heads share the width of the layer, so more of them cost nothing, and each can say less.",
+)
+def _():
+    width, heads = 64, 16
+    yield [4 * width**2, width / heads]
+    yield [3 * width**2, width / heads], "A fourth matrix mixes what the heads return."
+    yield (
+        [heads * 4 * width**2, width],
+        "A head is not as wide as the layer: the heads share its width.",
+    )
+    yield (
+        [4 * width**2, width / 4],
+        "That is the width of one of four heads.",
+    )
+
+
 # ---- 6 Attention ----
 
 

@@ -243,32 +243,6 @@ def _():
     )
 
 
-@exercise(
-    "03.4",
-    "the weights of the query of it for the keys of dog, cat and it",
-    "Equal keys get equal weights: what a head is to tell apart must be in the tokens.",
-)
-def _():
-    def weights(scores):
-        return 2.0 ** torch.tensor(scores) / (2.0 ** torch.tensor(scores)).sum()
-
-    yield weights([2.0, 2.0, -2.0])
-    yield [4.0, 4.0, 0.25], "Divide the weights by their sum."
-    yield (
-        weights([2.0, 0.0, -2.0]),
-        "That is with a verb in the middle. The key of a noun is 1.",
-    )
-    yield (
-        weights([-1.0, -1.0, 1.0]),
-        "That takes the key of the pronoun as its query.",
-    )
-    yield (
-        weights([2.0, 2.0, 2.0]),
-        "Then its own key would be that of a noun. A pronoun has another one.",
-    )
-    yield [0.5, 0.5, 0.0], "No weight of a softmax is zero: the pronoun has a small one."
-
-
 # ---- 3a Many rounds, and a temperature from the data ----
 
 
