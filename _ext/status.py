@@ -35,7 +35,7 @@ HEADS = ("held", "did not hold (in a box)", "open (in a box)", *VERDICTS[3:])
 PRINTED = re.compile(r"^prediction +(.*?)^statistic .*?^verdict +(" + "|".join(VERDICTS[:4]) + ")$", re.M | re.S)
 WAITING = re.compile(r"^(\S.*)\n +(not known yet|open): ", re.M)  # what chapter 18 prints in its place
 WORD = re.compile(r"(held|did not hold|open|seen)( after Holm|, not planned)?")
-DECIDED = re.compile(r"(?:.*<br>)?(better|worse), (?:planned|own plan)")  # the last line of a cell
+DECIDED = re.compile(r"(?:.*<br>)?(better|worse), planned")  # the last line of a cell
 GROUPS = ("The short route", "Chapters of the library", "Companion: one paper a chapter", "Appendices and reference")
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "transformers")
 

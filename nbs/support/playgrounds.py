@@ -59,10 +59,16 @@ COMPARED = {
         "boosted attention",
     ),
 }
+
+
+def _for_both(*names: str) -> dict[str, tuple[str, ...]]:
+    """The same experiments for both baselines."""
+    return dict.fromkeys(("standard", "boosted"), names)
+
+
 # Settings in plain words, those of the tables of chapter 18 first. Of each: the experiments that compare standard
 # attention with the shift with models without it, and the settings of the lab notebook's table, which has more of them,
 # that compare boosted attention: without the shift, and with the shift in both.
-_ONE_FOR_ALL = lambda *names: dict.fromkeys(("standard", "boosted"), names)
 SETTING_NAMES = {
     "ordinary run": (
         {
@@ -73,7 +79,7 @@ SETTING_NAMES = {
         "long warm-up, every arm shifted",
     ),
     "ordinary run, ten new seeds": (
-        _ONE_FOR_ALL("shift-new", "shift-new-plain"),
+        _for_both("shift-new", "shift-new-plain"),
         None,
         None,
     ),
@@ -92,18 +98,18 @@ SETTING_NAMES = {
         "width 96, shifted",
     ),
     "rotary positions": (
-        _ONE_FOR_ALL("shift-rotary"),
+        _for_both("shift-rotary"),
         "rotary positions, each at its rate",
         "rotary positions, shifted",
     ),
     "rotary positions, width 96": ({}, "width 96, rotary, each at its rate", None),
     "books in place of Wikipedia": (
-        _ONE_FOR_ALL("shift-gutenberg", "shift-gutenberg-plain"),
+        _for_both("shift-gutenberg", "shift-gutenberg-plain"),
         "gutenberg-en, long warm-up, 0.008",
         "gutenberg-en, shifted",
     ),
     "text read once, width 96": (
-        _ONE_FOR_ALL("shift-one-pass"),
+        _for_both("shift-one-pass"),
         "one pass, 0.008, long warm-up",
         "one pass, shifted",
     ),
@@ -746,7 +752,6 @@ def _growth() -> dict:
 _WORDS = {
     "**{word}**, planned": "Planned, and decided after Holm's correction: {better} is better.",
     "{word}, *seen*": "Seen, not planned: {better} is better.",
-    "{word}, *own plan*": "{better} is better; a later plan had a rule for this, and its own correction.",
 }
 VERDICTS = {
     key.format(word=word): said

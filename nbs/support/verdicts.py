@@ -234,11 +234,13 @@ def family(report: Report) -> dict[tuple[str, ...], float]:
     """Return the p of every comparison that was planned before its runs, by its arms
     and experiments, or by its name in `COMPOUND`. One that is not in, or is in doubt,
     counts with a p of 1; one that was analysed after ten pairs and again after twenty,
-    with twice its p. (Rules on scatter or on levels have no p; E8 and E12 have families of
-    their own, `decide`.)"""
+    with twice its p; a claim of `PLANS`, with the p of its own limit. (Rules on scatter
+    or on levels have no p.)"""
     of = dict.fromkeys(s.of(key) for s in SETTINGS for key in s.planned)
     of = dict.fromkeys([*of, *BESIDE])
     found = {one: min(1, report.p(*one) * (1 + (AGAIN in one))) for one in of}
+    for plan in PLANS:
+        found |= {plan[key].of: one.p for key, one in decide(report, plan).items()}
     return found | {name: decides(report).p for name, decides in COMPOUND.items()}
 
 
@@ -249,7 +251,7 @@ def planned_p(report: Report) -> dict[tuple[str, ...], float]:
 
 
 class Claim(NamedTuple):
-    """A claim of a plan with a family of its own, on the difference ``of`` two arms, in
+    """A claim of a plan with a correction of its own, on the difference ``of`` two arms, in
     the experiments that follow them: that its interval lies below a ``limit`` in percent
     of perplexity, or above."""
 
@@ -304,6 +306,9 @@ SHIFT_ONCE_MORE = {
 }
 
 
+PLANS = COMPOSITION, SHIFT_ONCE_MORE
+
+
 class Headline(NamedTuple):
     """A row of the charts with which the first page and chapter 18 begin: two arms and their experiments, the method of
     its colour, and whether a plan had asked before the runs."""
@@ -344,7 +349,7 @@ class Judged(NamedTuple):
 
 
 def decide(report: Report, claims: dict[str, Claim]) -> dict[str, Judged]:
-    """Return what a plan with a family of its own decides by its rules (appendix Y)."""
+    """Return what a plan with a correction of its own decides by its rules (appendix Y)."""
     from scipy.stats import ttest_1samp
 
     rows, ps = {}, {}
@@ -436,10 +441,11 @@ BETTER_RATE = {("one-pass", BOOSTED): "one-pass-common"}
 
 def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     """Return whether the first of two arms is better or worse, and how that is known:
-    ``planned``, after Holm's correction; by a rule of the ``own plan`` of E8 or E12; or ``seen``
-    after the runs. ``open`` if the interval includes zero, or if the correction leaves it
-    so. No verdict where the best learning rate of one of them was not found: it lies at
-    the edge of its grid, or another rate is better in every pair (`BETTER_RATE`)."""
+    ``planned``, after Holm's correction, or ``seen`` after the runs. ``open`` if the
+    interval includes zero, or if the correction leaves it so; where a plan asked for more
+    than an order and is open, the order is ``seen``. No verdict where the best learning
+    rate of one of them was not found: it lies at the edge of its grid, or another rate is
+    better in every pair (`BETTER_RATE`)."""
     row = report.difference(*of)
     if row is None:
         found, planned = report.at_shared_seeds(*of)
@@ -451,14 +457,13 @@ def verdict(report: Report, of: tuple[str, ...], adjusted: dict) -> str:
     if ordering(row) == "open":
         return "open"
     word, of = "better" if row.high < 0 else "worse", ("E2",) if of in READS else of
-    if of in adjusted:  # E2 was planned as one
-        return f"**{word}**, planned" if adjusted[of] < 0.05 else "open after Holm"
-    known = "seen"
-    for plan in (COMPOSITION, SHIFT_ONCE_MORE):
-        for key, claim in plan.items():
-            if {*claim.of} == {*of} and decide(report, plan)[key].verdict != "open":
-                known = "own plan"
-    return f"{word}, *{known}*"
+    limits = {claim.of: claim.limit for plan in PLANS for claim in plan.values()}
+    for one in (of, (*of[1::-1], *of[2:])):  # a claim of a plan may have it turned round
+        if adjusted.get(one, 1) < 0.05:  # E2 was planned as one
+            return f"**{word}**, planned"
+        if one in adjusted and not limits.get(one):
+            return "open after Holm"
+    return f"{word}, *seen*"
 
 
 def answers(report: Report) -> Record:

@@ -143,7 +143,7 @@ def test_the_page_says_of_an_answer_what_the_library_says(answers, number):
         ("17a.4", "0.53"),
         ("17a.2", "−18.1 %"),
         ("17a.2", "-18.1"),
-        ("18.3", "2.64 %"),
+        ("18.2", "2.64 %"),
     ],
 )
 def test_an_interval_and_per_cent_are_read_as_the_book_prints_them(answers, number, answer):
@@ -229,6 +229,22 @@ def line(monkeypatch):
         return lambda answer: exercises.check("77.1", answer).words
 
     return put
+
+
+def test_a_field_stands_below_its_question_where_the_page_has_it(browser, tmp_path):  # noqa: F811
+    ask = '<div class="exercise"><p><span class="caption-number">Exercise 3.2 </span>Noise</p></div>'
+    path = tmp_path / "page.html"
+    path.write_text(f"<!DOCTYPE html><meta charset=utf-8>{exercises.check('03')._repr_html_()}{ask}")
+    with tab(browser) as (page, requests, errors):
+        page.goto(path.as_uri())
+        form = page.locator(".exercise > form")
+        assert form.get_attribute("data-number") == "03.2"
+        left = page.locator(".answers > .answer").evaluate_all("all => all.map(e => e.dataset.number)")
+        assert left == ["03.1", "03.3"]
+        form.locator("input").fill("1")
+        form.locator("button").click()
+        assert form.locator("output").inner_text() == "Not yet. Variances add with the squares of the weights."
+        assert not requests and not errors
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@
     if (right.length === 1) return got[0] > right[0] ? "It is too large." : "It is too small.";
     return `Right so far: ${right.filter((w, i) => near([got[i]], [w], tolerance)).length} of ${right.length}.`;
   };
+  // On a page of the book each field goes below the question that it answers; a notebook has them in one list.
+  const place = () => document.querySelectorAll(".answers > .answer").forEach(row => {
+    const name = `Exercise ${row.dataset.number.replace(/^0/, "")}`;
+    const titles = [...document.querySelectorAll(".exercise .caption-number")];
+    titles.find(title => title.textContent.trim() === name)?.closest(".exercise").append(row);
+  });
+  if (document.readyState === "loading") addEventListener("DOMContentLoaded", place);
+  else place();
   for (const [number, exercise] of Object.entries(exercises)) {
     for (const form of document.querySelectorAll(`form[data-number="${number}"]`)) {
       form.onsubmit = event => {

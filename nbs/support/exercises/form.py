@@ -8,14 +8,14 @@ from support.exercises.table import EXERCISES, Exercise, are_whole, as_numbers
 
 SCRIPT = (Path(__file__).parent / "form.js").read_text()
 STYLE = """
-.answers form {align-items: baseline; display: flex; flex-wrap: wrap; gap: .2rem .6rem; margin: .3rem 0 .6rem}
-.answers label {flex: 1 0 100%}
-.answers input {font: inherit; max-width: 100%; padding: .1rem .4rem; width: 14rem}
-.answers button {background: var(--pst-color-surface, #eee); border: 1px solid var(--pst-color-border, #999);
+form.answer {align-items: baseline; display: flex; flex-wrap: wrap; gap: .2rem .6rem; margin: .3rem 0 .6rem}
+.answer label {flex: 1 0 100%}
+.answer input {font: inherit; max-width: 100%; padding: .1rem .4rem; width: 14rem}
+.answer button {background: var(--pst-color-surface, #eee); border: 1px solid var(--pst-color-border, #999);
   border-radius: .4rem; color: inherit; padding: .1rem .7rem}
-.answers p {margin: .4rem 0}
-@media (pointer: coarse), (max-width: 576px) {.answers :is(input, button) {min-height: 44px}}
-@media print {.answers :is(input, button, output) {display: none}}
+p.answer {margin: .4rem 0}
+@media (pointer: coarse), (max-width: 576px) {.answer :is(input, button) {min-height: 44px}}
+@media print {.answer :is(input, button, output) {display: none}}
 """
 
 
@@ -48,11 +48,12 @@ def fields(numbers: list[str], marks: str) -> str:
     for number, found in checked.items():
         said = f"<b>{number}</b> {html.escape(EXERCISES[number].wants)}"
         answer = (
-            f'<form data-number="{number}"><label for="answer-{number}">{said}</label>'
+            f'<form class="answer" data-number="{number}"><label for="answer-{number}">{said}</label>'
             f'<input id="answer-{number}" autocomplete="off"> <button>check</button> '
             '<output aria-live="polite"></output></form>'
         )
-        lines.append(answer if found else f"<p>{said} (in the notebook)</p>")
+        alone = f'<p class="answer" data-number="{number}">{said} (in the notebook)</p>'
+        lines.append(answer if found else alone)
     known = {number: found for number, found in checked.items() if found}
     data = json.dumps(known, ensure_ascii=False).replace("</", "<\\/")
     return (
