@@ -648,7 +648,7 @@ STEPS = {
         ),
         (
             "a new token",
-            {"share": 1, "token": 6},
+            {"share": 1, "token": 5},
             "Nothing has followed this token yet, and the head has nothing to say.",
         ),
     ],

@@ -5,6 +5,7 @@ import copy
 import inspect
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -1003,6 +1004,20 @@ def test_the_figure_of_six_models_has_their_runs():
         assert sorted(map(math.log, long.values())) == pytest.approx(sorted(losses))
     shorter = models["standard, shift"][1][0]
     assert {math.log(shorter[seed]) for seed in shorter} <= {*of_the_book().of_arm("standard_shift", verdicts.AGAIN)}
+
+
+def test_what_the_figures_are_said_to_show_is_what_they_show():
+    """The numbers of their descriptions, for readers who do not see them."""
+    report, page = of_the_book(), (Path(__file__).parents[2] / "nbs" / "18_perplexity.ipynb").read_text()
+    of_bars, of_models = re.findall(r"fig-alt: '(.*?)'", page)[:2]
+    geometric = lambda runs: math.exp(np.mean(np.log([*runs.values()])))
+    means = [[geometric(runs[length]) for _, runs in models_of(report).values()] for length in (0, 1)]
+    named = [int(x) for x in re.findall(r"\d+", of_models)]
+    assert named == [round(x) for x in (*means[0], *means[1])]
+    rows = {name: percent(report.difference(*one.of).difference) for name, one in verdicts.HEADLINE.items()}
+    told = [float(x.replace("minus ", "-").replace("plus ", "")) for x in re.findall(r"(?:minus|plus) [\d.]+", of_bars)]
+    drawn = [rows[name] for name in ("shift", "second", "long", "flops_here", "flops")]
+    assert told == pytest.approx(drawn, abs=0.5) and abs(rows["second"] - rows["wider"]) < 0.5
 
 
 def test_a_rate_that_a_sweep_missed_is_worse_in_every_pair():
