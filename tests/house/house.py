@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "_ext"))
 from nbdev_pages import split_cell, tags_of, test_flags, with_short_docstrings
 
 MODEL = "00_conventions.ipynb"  # the notebook whose first cell all others repeat
-SHORT = ("05b_heads.ipynb", "17a_models.ipynb", "18_perplexity.ipynb")  # pages of the route that export nothing
+SHORT = tuple(f"{name}.ipynb" for name in ("05b_heads", "08a_correct", "17a_models", "18_perplexity"))  # export nothing
 CLAIMS = ("prf:theorem", "prf:proposition", "prf:lemma", "prf:corollary")
 MOST_WORDS = 3500  # of a chapter
 ROUTE = ("01_least_squares", "03_smoothers", "05_boosting", "08_boosted")  # with the short pages, what everybody reads

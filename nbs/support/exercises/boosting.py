@@ -128,7 +128,10 @@ def _():
     "05a.3",
     "the step ρ, from y and h of ±1 and estimates F, tensors of one shape",
     "Chosen so, and with learners fitted to the same weights, the rounds are those of AdaBoost.",
-    on=lambda: [(torch.randn(40).sign(), torch.randn(40), torch.randn(40).sign()) for _ in range(3)],
+    on=lambda: [
+        (torch.randn(40).sign(), torch.randn(40), torch.randn(40).sign())
+        for _ in range(3)
+    ],
 )
 def _():
     def wrong(y, F, h):
@@ -184,7 +187,10 @@ def _():
         weights([2.0, 2.0, 2.0]),
         "Then its own key would be that of a noun. A pronoun has another one.",
     )
-    yield [0.5, 0.5, 0.0], "No weight of a softmax is zero: the pronoun has a small one."
+    yield (
+        [0.5, 0.5, 0.0],
+        "No weight of a softmax is zero: the pronoun has a small one.",
+    )
 
 
 @exercise(
@@ -195,7 +201,10 @@ def _():
 def _():
     width, heads = 64, 16
     yield [4 * width**2, width / heads]
-    yield [3 * width**2, width / heads], "A fourth matrix mixes what the heads return."
+    yield (
+        [3 * width**2, width / heads],
+        "A fourth matrix mixes what the heads return.",
+    )
     yield (
         [heads * 4 * width**2, width],
         "A head is not as wide as the layer: the heads share its width.",
@@ -568,7 +577,10 @@ def weights_and_inputs():
         parts = dict(Q="query", K="key", V="value")
         W = {"out": layer.out.weight.T}
         for m, part in enumerate((layer, *layer.corrections)):
-            W |= {n + str(m): getattr(part, name).weight.T for n, name in parts.items()}
+            W |= {
+                n + str(m): getattr(part, name).weight.T
+                for n, name in parts.items()
+            }
         for m, part in enumerate(layer.corrections, start=1):
             W |= {f"g{m}": part.gate.weight.T, f"b{m}": part.gate.bias}
         W = {name: weight.detach() for name, weight in W.items()}
@@ -633,7 +645,10 @@ def _():
     yield by_the_library
     yield by_hand(keys_read_x=False), "Keys and values of later rounds read x."
     yield by_hand(rounds=2), "These are two rounds. A third one follows."
-    yield by_hand(renewed=False), "The third round has a residual of its own, x − F."
+    yield (
+        by_hand(renewed=False),
+        "The third round has a residual of its own, x − F.",
+    )
     yield by_hand(gated=False), "The gate is the sigmoid of its map of F and c."
 
 
@@ -661,7 +676,10 @@ def agreeing(own=1, before=1):
 def _():
     yield agreeing()
     yield agreeing(before=0), "It finds what came after the last letter alone."
-    yield agreeing(own=0), "It asks only for the letter two back, and not for the one before."
+    yield (
+        agreeing(own=0),
+        "It asks only for the letter two back, and not for the one before.",
+    )
     yield (
         agreeing(before=-1),
         "A sign: each residual negates what a round has added. What sign has the letter two back?",
@@ -674,6 +692,39 @@ def _():
         agreeing(own=-1, before=-1),
         "Both signs: the last token shuns what agrees with it.",
     )
+
+
+# ---- 8a Does it learn to correct? ----
+
+
+@exercise(
+    "08a.1",
+    "half of the squared residual after the step",
+    "The step is as long as it may be wrong: half of it goes sideways, and the loss still halves.",
+)
+def _():
+    left = torch.tensor([1.0, 0.0]) - torch.tensor([0.5, 0.5])
+    yield (left.square().sum() / 2).item()
+    yield (
+        0.5,
+        "That is the square after the step, and half of the square before it. Take half.",
+    )
+    yield (
+        0.125,
+        "The half that goes sideways counts, too: what is left is no shorter for it.",
+    )
+
+
+@exercise(
+    "08a.2",
+    "the level of each of the six intervals, as a share",
+    "The more questions, the wider each interval: that is the price of asking them all.",
+)
+def _():
+    yield 1 - 0.05 / 6
+    yield 0.05 / 6, "That is the probability with which it may be wrong."
+    yield 0.95, "Then six of them are wrong more often than one time in twenty."
+    yield 0.95**6, "That is how often six independent ones of 95 % are all right."
 
 
 # ---- 9 Retrieval ----

@@ -46,7 +46,7 @@ def fields(numbers: list[str], marks: str) -> str:
     checked = {number: in_browser(EXERCISES[number]) for number in numbers}
     lines = []
     for number, found in checked.items():
-        said = f"<b>{number}</b> {html.escape(EXERCISES[number].wants)}"
+        said = f"<b>{number.removeprefix('0')}</b> {html.escape(EXERCISES[number].wants)}"
         answer = (
             f'<form class="answer" data-number="{number}"><label for="answer-{number}">{said}</label>'
             f'<input id="answer-{number}" autocomplete="off"> <button>check</button> '
