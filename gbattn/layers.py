@@ -361,7 +361,6 @@ def make_head_norm(head_dim: int, **factory_kwargs) -> nn.RMSNorm:
     return nn.RMSNorm(head_dim, eps=1e-6, **factory_kwargs)
 
 # %% ../nbs/06c_layers.ipynb #5b0d7b61
-#| code-fold: true
 def _joined(inputs: AttentionInputs) -> torch.Tensor | None:
     """Whether the mask lets each token be mixed with the one before it, (S,) or (B, S)."""
     mask, cache = inputs.mask, inputs.cache
