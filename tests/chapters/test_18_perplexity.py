@@ -30,7 +30,7 @@ from support.effects import (
     increase_by_token,
     why_runs_differ,
 )
-from support.figures import gap_curve, interval_bars
+from support.figures import gap_curve, headline_bars, interval_bars
 from support.reports import (
     NOT_YET,
     Report,
@@ -982,6 +982,17 @@ def test_a_bar_reaches_from_zero_to_the_change_with_its_interval_and_is_hollow_i
     words = [text.get_text() for text in ax.texts]
     change = f"{reports.signed(row.difference)} %"
     assert words == ["a group", "planned", change, "seen", change]
+    matplotlib.pyplot.close()
+
+
+def test_a_row_of_the_headline_is_hollow_if_no_plan_had_asked_for_it():
+    rows = {name: of_the_book().difference(*one.of) for name, one in verdicts.HEADLINE.items()}
+    headline_bars(rows, {"all": {name: name for name in rows}})
+    dots = [line for line in matplotlib.pyplot.gca().lines if line.get_marker() == "o"]
+    adjusted = planned_p(of_the_book())
+    hollow = [dot.get_markerfacecolor() == "white" for dot in dots]
+    assert hollow == [one.of not in adjusted for one in verdicts.HEADLINE.values()] and 0 < sum(hollow) < len(rows)
+    assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([percent(row.difference) for row in rows.values()])
     matplotlib.pyplot.close()
 
 

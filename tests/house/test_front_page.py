@@ -113,7 +113,7 @@ def test_every_number_of_the_findings_is_quoted_and_every_quote_is_used(found):
     assert not re.findall(r"\d\.\d|\d+ %", "\n".join(m["text"] for m in IN_BOOK.finditer(PROSE)))
 
 
-def test_the_chart_draws_what_is_planned_filled_and_every_row_is_drawn_or_quoted(found):
+def test_every_row_is_drawn_once_or_quoted(found):
     quotes, rows = found
     code = code_with("headline_bars(\n")
     groups = ast.literal_eval(code[code.index("rows,") + len("rows,") :].strip().removesuffix(")").rstrip(", \n"))

@@ -700,7 +700,7 @@ def _():
 @exercise(
     "08a.1",
     "half of the squared residual after the step",
-    "The step is as long as it may be wrong: half of it goes sideways, and the loss still halves.",
+    "Half of the step goes sideways, and the loss still halves.",
 )
 def _():
     left = torch.tensor([1.0, 0.0]) - torch.tensor([0.5, 0.5])
@@ -711,7 +711,7 @@ def _():
     )
     yield (
         0.125,
-        "The half that goes sideways counts, too: what is left is no shorter for it.",
+        "The half of the step that goes sideways is left over as an error, too.",
     )
 
 
